@@ -1,7 +1,7 @@
-"""Checks a published results table against itself: rows, readings, ceilings, inferences.
+"""Check a published results table against itself, as a pure function from Table to Audit.
 
-A pure function from Table to Audit. Every tolerance follows from the printed digits (table.py). Every firm claim
-follows from the scatter of the rows and from the number of equally good readings (judge.py).
+Tolerances follow from printed digits (table.py), firm claims from scatter and the number of equally good readings
+(judge.py).
 """
 
 from __future__ import annotations
@@ -107,11 +107,10 @@ def _readings(
     known: Sequence[Convention],
     peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[Excluded]]:
-    """Return the readings that make the row consistent, and the excluded kinds; none if it is consistent under
-    PaLM's formula.
+    """Return the readings that make the row consistent, and the excluded kinds; none if it is already.
 
-    If the table uses another formula (``usual``), readings with it and one more change are included. ``settled``:
-    ``usual`` if several rows confirm it.
+    Readings with another formula of the table (``usual``) and one more change are included. ``settled``: several rows
+    confirm it.
     """
     if fits(row, setting):
         return [], []

@@ -60,11 +60,7 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class NotComparable:
-    """Reason why the gain of two rows cannot be judged.
-
-    ``row`` and ``doubt``: one of the rows and its problem. ``tokens``: tokens per step of both rows, if they differ. If
-    all are None, the rows give no figure in common.
-    """
+    """Reason why a gain cannot be judged: ``doubt`` on ``row``, or other ``tokens`` per step, or no common figure."""
 
     row: str | None = None
     doubt: Incomparable | None = None
@@ -140,11 +136,7 @@ def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFig
 
 
 def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
-    """Return the speedup if data time ``old`` became ``new``: step / (step - (old - new)).
-
-    All of ``old`` counts as exposed. ``new``: None if the data time is removed completely. Return None if ``old`` or
-    the step time is missing, or if the saving exceeds the step.
-    """
+    """Return step / (step - (old - new)), all of ``old`` exposed, ``new`` None: removed; None without a step time."""
     if step_ms is None or old is None:
         return None
     saved_low = old.interval.low - (new.interval.high if new else 0.0)

@@ -1,7 +1,7 @@
-"""Judges what the audit may claim about a row: firm readings, possible readings, scatter.
+"""Judge what the audit may claim about a row: firm readings, possible readings, scatter.
 
-A reading is firm if neither normal scatter nor the number of tried readings explains its fit: the chance of both
-together is at most FIRM_CHANCE. It is not offered if equally simple readings fit most figures.
+A reading is firm if the chance that scatter and the number of tried readings explain its fit is at most FIRM_CHANCE. It
+is not offered if equally simple readings fit most figures.
 """
 
 from __future__ import annotations
@@ -146,11 +146,7 @@ def _weigh(
     reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
-    """Return ``reading`` with its coverage, the number of rows that share it, and whether it is firm.
-
-    ``off``: number of inexact rows. ``sharers``: returns the rows that a reading explains. ``trying``: returns all
-    readings of a row.
-    """
+    """Return ``reading`` with its coverage, the rows that share it (``sharers``), and whether it is firm."""
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))

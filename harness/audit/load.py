@@ -1,7 +1,6 @@
-"""Reads and checks a published results table (profiles/published/*.yaml); documents its keys.
+"""Read and check a published results table (profiles/published/*.yaml); document its keys.
 
-Figures arrive as *text*: ``6544.40`` and ``6544.4`` stand for different intervals, and the audit's tolerances follow
-from the digits. Only title, source and rows are required. The audit names what it cannot check without the others.
+Figures are *text*: ``6544.40`` and ``6544.4`` are different intervals. Only title, source and rows are required.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Finds readings that make an inconsistent row consistent, by trying every single change of a declared value.
+"""Find readings that make an inconsistent row consistent: single changes of a declared value, else pairs.
 
-Pairs of changes are tried only if no single change fits. Changes with a free parameter do not count as a fit here,
-because they fit almost any figure.
+Changes with a free parameter do not count as a fit here, because they fit almost any figure.
 """
 
 from __future__ import annotations
@@ -138,10 +137,7 @@ def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False)
 
 
 def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield readings in which some figures count only real tokens and the others all positions, with the needed share.
-
-    If the row declares that it has no padding, they are appended to ``excluded`` instead.
-    """
+    """Yield readings that count only real tokens, with the needed share; excluded if the row has no padding."""
     figures = witnesses(row, setting) or rates(row, setting)
     for size in range(1, len(figures)):
         for names in combinations(figures, size):

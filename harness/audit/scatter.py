@@ -1,8 +1,4 @@
-"""Measures how far two figures of a row are apart, and if separate measurements would explain it.
-
-The other rows of the table show the scale of such scatter. This module returns numbers only; harness.audit.text writes
-the sentences.
-"""
+"""Measure how far two figures of a row are apart, and if separate measurements would explain it."""
 
 from __future__ import annotations
 
@@ -68,9 +64,8 @@ def worst(row: AuditRow, setting: Setting) -> Relation | None:
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
     """Return the chance (0 to 1) that normal scatter is as large as the gap of ``one``.
 
-    ``others``: relations of the same figures in other rows. Their median gives the scale of scatter, so a few errors
-    among them do not hide this one. With few others the chance is larger, because the scale is uncertain. Normal
-    scatter is assumed to be at most USUAL_SCATTER, unless the others scatter by more around their common value.
+    The median of ``others`` gives the scale of scatter, so a few errors do not hide this one. With few others the scale
+    is uncertain and the chance larger. Scatter is at most USUAL_SCATTER unless the others scatter by more.
     """
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
@@ -86,10 +81,7 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
-    """Return True if ``one`` is too far apart for normal scatter. ``others``: the same figures in other rows.
-
-    If most others are apart too, the tails of the scatter are unknown, so the required chance is smaller.
-    """
+    """Return True if ``one`` is too far apart for normal scatter; if most ``others`` are too, a lower chance counts."""
     count = sum(relation.gap > 0 for relation in others)
     return chance_of_scatter(one, others) <= (
         INCONSISTENT_CHANCE / 10 if 2 * count > len(others) else INCONSISTENT_CHANCE
@@ -140,10 +132,10 @@ class Scatter:
 
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
-    """Return the scatter of each group of rows (two or more) whose figures differ for an unknown reason.
+    """Return the scatter of each group of rows whose figures differ for an unknown reason.
 
-    ``reported``: relations by row. ``explained``: rows with a firm reading, which are left out. If the same rows differ
-    in several pairs of figures, only the pair that is furthest apart is returned.
+    ``explained`` rows, with a firm reading, are left out. Of several pairs of figures in the same rows, only the one
+    furthest apart is returned.
     """
     pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():

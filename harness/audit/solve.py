@@ -1,8 +1,4 @@
-"""Solves an inconsistent row for the sequence length, or the number of devices, that would make it consistent.
-
-The unknown follows from the row's own figures as an interval. It is reported only if the interval contains a plausible
-value.
-"""
+"""Solve an inconsistent row for a plausible sequence length, or number of devices, that makes it consistent."""
 
 from __future__ import annotations
 
@@ -33,10 +29,7 @@ class NamedPeak:
 
 @dataclass(frozen=True)
 class FittedReading:
-    """A changed declaration that makes a row consistent, such as another sequence length. ``setting``: with the change.
-
-    ``free``: True if it has a parameter that can fit any figure, so the fit proves nothing.
-    """
+    """A changed declaration that makes a row consistent. ``free``: it could fit any figure, so it proves nothing."""
 
     kind: UnknownKind
     setting: Setting
@@ -90,11 +83,7 @@ class Excluded:
 def sequences(
     row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
-    """Yield the most plausible other sequence length that makes the row consistent, with the range that the digits
-    allow.
-
-    If none does, the reason may be appended to ``excluded``. ``powers_only``: try only powers of two.
-    """
+    """Yield the most plausible other sequence length, with the range that the digits allow; else ``excluded`` grows."""
     intervals = list(_sequence_intervals(row, setting))
     allowed = common(intervals)
     if allowed is None:
@@ -161,11 +150,7 @@ def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]
 
 
 def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield the smallest other number of devices that makes the row consistent.
-
-    Yield also the reading that TFLOP/s are of all devices, if it fits. ``excluded``: gets the needed number if it is no
-    integer.
-    """
+    """Yield the smallest other number of devices that fits, and if TFLOP/s may be of all devices."""
     rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
     allowed = []
     if flops is not None and work is not None and (name := _fixed_rate(row, rate)):

@@ -1,7 +1,6 @@
-"""Measures the evidence of a fit: the share of random figures that some reading of the same kind would fit.
+"""Measure the evidence of a fit: the share of random figures that some reading of the same kind would fit.
 
-A random figure is up to twice as far off as the printed one. If readings of a kind fit a large share of such figures,
-the fit of one of them is no evidence. This corrects for the number of tried readings.
+A random figure is up to twice as far off as the printed one. This corrects for the number of tried readings.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ class Readings:
     relation: Relation
 
     def coverage(self, reading: FittedReading, half: float | None = None) -> float:
-        """Return the share of random figures that some reading, at most as complex as ``reading``, would fit.
-
-        ``half``: uncertainty on either side of a figure, as a logarithm; None: from the row's rounding.
-        """
+        """Return the share of random figures that some reading, at most as complex, would fit. ``half``: rounding."""
         shifts = [self._usual]
         if reading.changes > 1 or not _is_usual(reading):
             shifts.append(self._unusual)

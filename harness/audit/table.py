@@ -1,8 +1,7 @@
-"""Defines a published results table as the audit uses it; harness.audit.load documents the keys.
+"""Define a published results table as the audit uses it; harness.audit.load documents the keys.
 
-Published figures are intervals: a printed number stands for all values that would be printed the same. All figures are
-positive. Intervals are closed and carried through products and quotients, so that a tolerance always follows from
-printed digits and never from a chosen percentage.
+A printed number is the closed interval of all values that would be printed the same, so that tolerances follow from
+digits.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class AuditedFigure:
 def read_figure(text: str) -> AuditedFigure:
     """Read a printed number. Raise ValueError, with the allowed forms, for other text.
 
-    ``6544.40`` stands for 6544.395 to 6544.405, ``178e3`` for 177,500 to 178,500, ``48-49`` for 47.5 to 49.5. ``~300``
-    is rounded at its last nonzero digit: 250 to 350.
+    ``6544.40``: 6544.395 to 6544.405; ``178e3``: 177,500 to 178,500; ``48-49``: 47.5 to 49.5; ``~300``: 250 to 350.
     """
     match = _FIGURE.fullmatch(text.strip())
     if match is None:

@@ -19,11 +19,10 @@ _INTERRUPTED = 130
 
 
 def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
-    """Return the result of ``call``, run in a forked process. Its result or its exception must be picklable.
+    """Return the (picklable) result of ``call``, run in a forked process, or raise its exception.
 
-    The exception is raised here. Call it before this process computes or tokenizes anything.
-    ``what``: name of the call in messages. Raises InputError if the call takes longer than ``limit_s`` seconds or
-    ends without an answer.
+    Call it before this process computes or tokenizes anything. Raises InputError after ``limit_s`` seconds, naming
+    ``what``.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

@@ -1,7 +1,4 @@
-"""Ends a training or a study when its budget is spent, and records its predicted and its actual cost.
-
-``cost.json`` in the folder is rewritten regularly. So the spent cost is recorded even if the process is killed.
-"""
+"""End a training or a study when its budget is spent, and record its predicted and actual cost (``cost.json``)."""
 
 from __future__ import annotations
 
@@ -54,10 +51,7 @@ class Deadline:
 
 
 class Allowance(Deadline):
-    """Budget of one training or study, with its predicted cost and the cost so far. It writes both to ``cost.json``.
-
-    The time counts from the construction of this object, or from :meth:`begin` with ``anew``.
-    """
+    """Budget of one training or study, with the cost so far, counted from construction or :meth:`begin`."""
 
     def __init__(self, predicted: PredictedCost, used_s: float = 0.0) -> None:
         """Begin to count. ``used_s``: seconds already used, besides ``predicted.spent_s``."""
@@ -148,11 +142,8 @@ def prices_of(
 ) -> tuple[HourlyPrice | None, ...]:
     """Return the price of an hour of each arm, in the order of ``arms``; None for an arm without a known price.
 
-    The first of these that is set counts: the given price (``given_usd``), the price of the named device ``profile``,
-    the
-    scenario's price, the price of the profile of the device that the arm ran on.
-    A given price covers all devices of the arm; a profile's price is for one device.
-    ``round_up_usd``: each price is rounded up to a multiple of it.
+    The first that is set counts: ``given_usd``, the price of the device ``profile``, the scenario's, that of the arm's
+    own device. A given price covers all devices; a profile's is for one. ``round_up_usd``: multiple to round up to.
     Raises InputError if the named profile has no price.
     """
     named = None if profile is None else profile_price(profile)

@@ -118,10 +118,7 @@ def readable(connection: socket.socket, timeout_s: float | None) -> bool:
 
 
 class Heartbeat:
-    """Sender of a run's heartbeat messages: one at its start, then after steps, at most every ``every_s`` seconds.
-
-    ``every_s``: None sends none. Between two messages, a step costs one reading of the clock.
-    """
+    """Sender of a run's heartbeats: one at its start, then after steps, at most every ``every_s`` (None: none)."""
 
     def __init__(self, channel: Channel, every_s: float | None) -> None:
         self._channel = channel

@@ -1,7 +1,7 @@
-"""Runs one arm in its own process: builds the trainer, runs the requested repetitions, writes its tables.
+"""Run one arm in its own process: build the trainer, run the requested repetitions, write its tables.
 
-Forked by ``launch.fork_server``. The launcher sends JSON lines over an inherited socket: first the run's record, then
-one message for each repetition, then ``finish`` (see ``launch.protocol``). Standard output and error are the run's log.
+Forked by ``launch.fork_server``, with orders as JSON lines over a socket (``launch.protocol``). Its output is the run's
+log.
 """
 
 from __future__ import annotations
@@ -104,10 +104,7 @@ def main(descriptor: int, parent: int) -> int:
 
 
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
-    """Serve as another rank than 0 of a run, until rank 0 orders the end. Return the exit status: 0 if it is done.
-
-    ``channel``: connection to rank 0. ``other_machine``: True if rank 0 is on another machine, with another clock.
-    """
+    """Serve as another rank than 0 until its order to end. Return the exit status, 0: done."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
@@ -192,10 +189,9 @@ class Run:
         rank: Rank = ALONE,
         others: OtherRanks | None = None,
     ) -> None:
-        """Create the run; :meth:`serve` opens the training.
+        """Create the run; :meth:`serve` opens the training. ``record``: what the launcher asked for.
 
-        ``record``: what the launcher asked for. ``data``: data prepared for the run; None if the launcher sent none.
-        ``others``: ranks that this rank 0 drives; None if it is alone or another rank.
+        ``data``: prepared; None if the launcher sent none. ``others``: ranks that this rank 0 drives, if any.
         """
         self.others = others
         self.rank = rank if others is None else others.rank
@@ -412,19 +408,12 @@ class Run:
 
     @property
     def _may_close(self) -> bool:
-        """True if the run may have a profiling window after its measured steps.
-
-        Its device must be real, and the host must run ahead of it.
-        False if the run is evaluated: its last pass would come after more steps than the passes of other runs.
-        """
+        """True if a closing window makes sense: a real device, which the host runs ahead of, without evaluations."""
         real = self.training.compute.asynchronous and not self.training.compute.emulated
         return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """Take the steps of the disturbing probes' windows, one probe after the other. None of these steps is measured.
-
-        In a measured run, take those of the closing window instead, if much of the measured time is unexplained.
-        """
+        """Take the unmeasured steps of disturbing probes' windows, or of a closing window if much is unexplained."""
         if self.probes.closing is not None and not (self._may_close and self._open_time.noticeable):
             return
         self.training.recorder.warmup = True

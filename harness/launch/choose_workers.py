@@ -47,10 +47,7 @@ class WorkerChoice:
 
 
 def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
-    """Return ``plan`` with a number in place of each ``data.workers: auto``, and a note (one line) for each choice.
-
-    A control gets the number of its arm. ``start_s``: time limit of a trial in seconds (limits.start_s).
-    """
+    """Return ``plan`` with numbers for ``data.workers: auto`` (controls as their arms), and a note for each."""
     chosen: dict[str, WorkerChoice] = {}
     notes: list[str] = []
     for arm in sorted(plan.arms, key=lambda candidate: candidate.control is not None):

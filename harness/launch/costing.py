@@ -1,8 +1,7 @@
-"""Measures a few steps of every arm as a small study, to predict the cost of a training or a study.
+"""Measure a few steps of every arm as a small study, to predict the cost of a training or a study.
 
-Each arm runs once in its own process, under the ledger, with its real configuration: model, data path, workers,
-accumulation, ranks. Only the number of steps differs: 20, or more if fewer than 10 would follow the steps that used
-batches built during the start. If checkpoints are saved, one more step saves one, and a few more show its cost.
+Arms run once with their real configuration but 20 steps, or more if fewer than 10 would follow those with batches built
+during the start. If checkpoints are saved, one more step saves one, and a few more show its cost.
 """
 
 from __future__ import annotations
@@ -72,11 +71,10 @@ def measure(
     force: bool = False,
     limit_s: float | None = None,
 ) -> ShortStudy:
-    """Run a few steps of every arm that the prediction needs, as a small study under ``out``. Return the measurements.
+    """Run a few steps of every arm as a small study under ``out``. Return the measurements.
 
-    ``of``: "training" or "study", which is to be predicted. ``source``: file of the scenario.
-    ``limit_s``: time limit of the measurement in seconds; None: no limit.
-    Raises InputError like a study does, and MeasurementFailed.
+    ``of``: "training" or "study", which is to be predicted. ``limit_s``: time limit in seconds or None. Raises
+    InputError like a study does, and MeasurementFailed.
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -132,10 +130,7 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
-    """Return ``config`` with only the steps to measure. Evaluations and checkpoints, if configured, come within them.
-
-    ``trains``: True for a training, which saves checkpoints even if ``config`` names none.
-    """
+    """Return ``config`` with only the steps to measure, evaluations and checkpoints within them."""
     plain = _plain_steps(config)
     saves = saves_checkpoints(config, trains)
     checkpoint = config.checkpoint or CheckpointConfig()
@@ -252,11 +247,7 @@ def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
 
 
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
-    """Return the work of each arm and control in all blocks of a study, in the order of :func:`arms_of`.
-
-    The steps of profiled runs count for their arm. The cost of the profilers themselves is not known.
-    Raises InputError for intervals in epochs.
-    """
+    """Return the work of each arm and control in all blocks, profiled runs included. Raises InputError for epochs."""
     asked = plan.scenario.interleave
     interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
     works: list[ArmWork] = []
@@ -312,10 +303,9 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """Return the work of each arm of :func:`arms_of`.
+    """Return the work of each arm. ``steps``: length of trainings; None: the scenario's.
 
-    ``steps``: length of trainings, instead of the scenario's; None: the scenario's.
-    Raises InputError for a training whose first step (``resume.step``) is its end, and for intervals in epochs.
+    Raises InputError for a training whose first step is its end, and for intervals in epochs.
     """
     if of == "study":
         return work_of_study(plan)

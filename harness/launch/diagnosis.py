@@ -60,10 +60,7 @@ class Snapshot:
 
 
 def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Path = ROOT) -> Snapshot:
-    """Read everything that may explain why the run with main process ``main_pid`` is silent.
-
-    ``workers``: number of workers in its configuration. ``log_start``: byte offset at which the run's log begins.
-    """
+    """Read all that may explain a silent run. ``log_start``: byte offset at which its log begins."""
     limit = memory_limit(find_group("memory", root))
     return Snapshot(
         read_session(main_pid, root),

@@ -32,9 +32,8 @@ def handled(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP within the context like Ctrl-C (KeyboardInterrupt).
+    """Treat SIGTERM and SIGHUP within the context like Ctrl-C, so that finished runs are kept.
 
-    So finished runs are kept, temporary files removed and child processes ended.
     An ignored signal (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
     """
     is_main = threading.current_thread() is threading.main_thread()

@@ -112,9 +112,8 @@ def peak_device_bytes(compute: Compute | None) -> int | None:
 
 
 def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
-    """Raise InputError if this run's data, tokenizer or model differ from those at the start of the study.
+    """Raise InputError if the run's data, tokenizer or model changed since the study's start.
 
-    ``model``: fingerprint of the code or files of a model that is not a preset.
     ``data``: fingerprints at the start; None if the launcher sent none, and then nothing is checked.
     """
     if data is None:

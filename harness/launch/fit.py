@@ -1,7 +1,6 @@
-"""Checks for ``harness doctor SCENARIO`` what ``harness run`` would refuse: devices, files, memory, documents.
+"""Check for ``harness doctor SCENARIO`` what ``harness run`` would refuse, without preparing data.
 
-No data are prepared and no tokenizer is loaded. If the model's size depends on the tokenizer, both ends are checked: an
-empty vocabulary, and the size in ``data.tokenizer.train``, which a small corpus may not reach.
+If the model's size depends on the tokenizer, both ends are checked: no vocabulary, and ``data.tokenizer.train``'s.
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ def check_jobs() -> Check:
 
 
 def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
-    """Yield a failure for each device, device profile, module or file that an arm names but cannot use.
-
-    User code is not imported. ``in_jobs``: True if the arms run on other machines, whose devices are unknown here.
-    """
+    """Yield a failure for each unusable device, profile, module or file. ``in_jobs``: devices are unknown here."""
     for topic, (check, fix) in _NAMED.items():
         if in_jobs and check is _check_device:
             continue
@@ -119,10 +115,10 @@ _NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
 def check_memory_need(
     where: str, least: list[MemoryUse], most: list[MemoryUse], unknown: str | None
 ) -> Iterator[Check]:
-    """Yield the check of one kind of memory, ``where``: "memory" (host) or "GPU memory".
+    """Yield the check of ``where`` ("memory" or "GPU memory").
 
-    ``least``, ``most``: memory uses with the smallest and the largest vocabulary.
-    ``unknown``: an arm whose model size depends on the tokenizer; None if no size does.
+    ``least``, ``most``: uses with the smallest and largest vocabulary. ``unknown``: an arm whose size depends on the
+    tokenizer.
     """
     name = PLACES[where]
     if not most:

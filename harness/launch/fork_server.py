@@ -1,8 +1,7 @@
-"""Forks runs from a process that has done all imports, which cost six seconds of CPU per block instead of per run.
+"""Fork runs from a process that has done all imports, which cost six seconds of CPU per block instead of per run.
 
-One fork server serves the runs of a block. They share its memory layout and its code pages. The next block gets
-another server. The server never computes, tokenizes or uses a device, so it can be forked safely.
-Started as ``python -m harness.launch.fork_server FD PARENT MODULE...``.
+One server (``python -m harness.launch.fork_server FD PARENT MODULE...``) serves the runs of a block, so that they share
+its memory layout. It never computes, tokenizes or uses a device, so it can be forked safely.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ class ForkServerSilent(ForkServerGone):
 
 
 class ForkServer:
-    """Client of one fork server, in the launcher: starts the server, requests runs, closes it.
+    """Client of one fork server. Its methods raise ForkServerGone if the server has ended.
 
-    Its methods raise ForkServerGone if the server has ended.
     A server that does not answer within ``timeout_s`` is killed, together with its runs.
     """
 
@@ -77,9 +75,8 @@ class ForkServer:
             )
 
     def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None, entry: str | None = None) -> int:
-        """Fork a run that uses ``channel`` and appends its output to ``log``. Return its process id.
+        """Fork a run that uses ``channel`` and appends output to ``log``. Return its process id.
 
-        ``timeout_s``: limit for the answer in seconds; None: no limit.
         ``entry``: module whose ``main`` runs instead of the run's; None: the run's.
         """
         with open(log, "ab") as file:

@@ -31,10 +31,9 @@ MAX_ADDED_STEPS = 60  # If the lead lasts longer, it is measured, and the report
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps of a repetition of a run with this configuration.
+    """Return the maximum number of extra warm-up steps of a repetition.
 
-    0 on a CPU without prefetched batches. 0 for several ranks: they take the same steps, but each observes only its own
-    batches and device.
+    0 on a CPU without prefetched batches, and for several ranks: each observes only its own batches and device.
     """
     return MAX_ADDED_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
 
@@ -52,20 +51,18 @@ def batches_may_last(config: TrainerConfig) -> bool:
 def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
     """Return the number of steps from one wait of the host for an idle device to the next.
 
-    1 if each step waits about equally long, or if the period is longer than MOST_PERIOD steps.
-    A host that waits only at log lines leaves the device idle there, and runs ahead elsewhere.
-    Measured steps that begin after a log line and end elsewhere would miss one step of the device's work.
-    The other way round, they would have one too many. Whole periods are exact.
+    1 if each step waits about equally long, or if the period is longer than MOST_PERIOD. A host that waits only at log
+    lines leaves the device idle there; only measured steps of whole periods have neither too much nor too little device
+    work.
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def lead_lasts(config: TrainerConfig, *, asynchronous: bool) -> bool:
-    """True if the host's lead over its device may differ between the start and the end of the measured steps.
+    """True if the host's lead over its ``asynchronous`` device may differ between the measured steps' ends.
 
-    ``asynchronous``: True if the host can run ahead of the device.
-    A host that waits in each step until the device is idle has no lead. A host that waits at log lines has none there.
+    A host that waits in each step has no lead; one that waits at log lines has none there.
     """
     reads_each_step = config.compute.sync == "every-step" or (
         config.compute.sync == "norm" and config.compute.check_finite
@@ -80,10 +77,7 @@ def take_more(
     config: TrainerConfig,
     lives_off_batches: Callable[[], bool],
 ) -> int:
-    """Take warm-up steps until the repetition is warm, ``most`` at most. Return their number.
-
-    ``take``: takes the given number of steps. ``lives_off_batches``: True while the run consumes prefetched batches.
-    """
+    """Take warm-up steps until the repetition is warm, ``most`` at most. Return their number."""
     watched = lead_lasts(config, asynchronous=compute.asynchronous)
     taken = 0
     while taken < most:
@@ -114,11 +108,7 @@ def batches_needed(workers: int, prefetch: int) -> int:
 
 
 def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
-    """True if the run still consumes prefetched batches: it is faster than its workers can sustain.
-
-    This holds if the last batches of the workers came faster by more than the share :data:`ENOUGH`.
-    False if there are too few recent batches to decide.
-    """
+    """True if recent batches came faster, by more than the share :data:`ENOUGH`, than workers can sustain."""
     batches = recent.batches
     if len(batches) < 2 * workers:
         return False

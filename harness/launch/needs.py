@@ -154,9 +154,8 @@ def checkpoint_copy(
 ) -> ByteRange:
     """Return the host memory in bytes that the ranks of one machine need to copy a checkpoint.
 
-    Rank 0 copies the state that all ranks share. With fsdp each rank copies its own shards. Without ``asynchronous``,
-    state on the host and shards on a card are written without a copy. The low end is 0 if the steps of a study end
-    before a checkpoint is due. ``saved_at_end``: True for a training, which ends with a checkpoint.
+    Rank 0 copies the shared state, with fsdp each rank its shards. Without ``asynchronous``, host state and a card's
+    shards are written without a copy. The low end is 0 if a study ends before one is due.
     """
     if config.checkpoint is None:
         return NO_BYTES
@@ -174,10 +173,9 @@ def checkpoint_copy(
 def choose_interleave(
     asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
 ) -> tuple[str, str]:
-    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs". ``reason`` is a text.
+    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs".
 
-    ``asked``: the scenario's choice; only "auto" is decided here. The high ends of the needs count.
-    ``place``: where the runs are, if not on this machine. ``free_bytes``: free memory there (None: unknown).
+    Only ``asked`` "auto" is decided here, by the high ends. ``place``, ``free_bytes``: of runs on other machines.
     """
     if asked != "auto":
         return asked, "set by the scenario"
@@ -268,10 +266,10 @@ def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: 
 def check_memory(
     needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
 ) -> None:
-    """Raise InputError for runs that need more than the free memory even at the low end. The message lists the parts.
+    """Raise InputError for runs that need more than the free memory even at the low end, with their parts.
 
-    Print a warning if only the high end exceeds it, or if ``force`` starts runs that cannot fit. ``force`` is None for
-    commands without this option: their message does not advise it. ``profiled``: arms whose runs are alone.
+    Print a warning if only the high end exceeds it, or with ``force``, which is None for commands without this option.
+    ``profiled``: arms whose runs are alone.
     """
     for use in memory_uses(needs, profiled, interleave):
         if use.is_refused and not force:

@@ -1,8 +1,7 @@
-"""Runs one agent on each machine of a run except the first: it forks, suspends and ends the ranks there on orders.
+"""Run one agent per machine of a run except the first: it forks, suspends and ends the ranks there on orders.
 
-Started by ``launch.nodes`` as ``python -m harness.launch.node_agent PORT ADDRESS...``: the launcher listens at one of
-these addresses. The agent and its ranks end with the connection to the launcher. Like the fork server, this process
-imports the modules of the runs and never computes, so that it can be forked safely.
+Started by ``launch.nodes``, it ends with the connection to the launcher. It never computes, so that it can be forked
+safely.
 """
 
 from __future__ import annotations
@@ -134,10 +133,7 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
 
 
 def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
-    """Connect to the launcher at one of ``addresses``, and prove with the token that this is an agent of its job.
-
-    Return the connection and its channel; None if the launcher is at none of these addresses.
-    """
+    """Connect to the launcher at one of ``addresses``, with the token of its job. Return the channel, or None."""
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), CONNECT_S)

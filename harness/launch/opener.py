@@ -1,8 +1,6 @@
-"""Opens a training in this process: data path, compute, evaluation, ledger, checkpoints, in the one order that works.
+"""Open a training in this process: data path, compute, evaluation, ledger, checkpoints, in the one order that works.
 
-Every process that trains calls :func:`open_training`: the runs of a study (``launch.child``), ``harness train`` and the
-trials of a sweep (``launch.training``), the steps of ``harness cost``, and their other ranks. The differences between
-them are in :class:`Start`.
+Every process that trains calls :func:`open_training`; the differences between them are in :class:`Start`.
 """
 
 from __future__ import annotations

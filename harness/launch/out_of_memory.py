@@ -37,10 +37,9 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
 
 
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
-    """Return ``; by the arithmetic ...`` with settings that would fit; "" if the memory or the need is unknown.
+    """Return ``; by the arithmetic ...`` with settings that fit ``memory_bytes`` of one rank; "" if unknown.
 
-    ``vocab_size``: size of the tokenizer; None if only the configuration is known.
-    ``memory_bytes``: available to one rank; None: unknown. ``on_card``: True for the memory of a card.
+    ``vocab_size``: of the tokenizer; None if only the configuration is known. ``on_card``: memory of a card.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
@@ -98,9 +97,9 @@ NOTHING = ByteRange(0, 0)
 def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NOTHING) -> str:
     """Return a sentence on what would fit ``memory_bytes``: the largest batch_size, also with other settings.
 
-    The advice uses the high end of the estimate, so that it is safe. If even the low end of one sample is too large, it
-    says that nothing fits. If the configuration itself fits by the high end, the sentence only says that the cause is
-    unknown. ``elsewhere``: memory of the process beside training.
+    The high end of the estimate counts, so that the advice is safe. If even the low end of one sample is too large,
+    nothing fits. If the configuration itself fits, the cause is unknown. ``elsewhere``: memory of the process beside
+    training.
     """
     need = footprint(config, shape).peak + elsewhere
     batch_size = config.data.batch_size

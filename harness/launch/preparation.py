@@ -66,11 +66,9 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
 def prepare_data(
     configs: dict[str, TrainerConfig], start_s: float, codes: Mapping[str, Code] | None = None
 ) -> StudyData:
-    """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
+    """Build or find all data before the first run, so that no run pays for it. Raises InputError.
 
-    ``configs``: by arm. ``start_s``: time limit in seconds of a trial of the user's code.
-    ``codes``: states of the user's code, for arms that do not run the current one.
-    Raises InputError if an arm cannot work.
+    ``start_s``: time limit in seconds of a trial of the user's code. ``codes``: its other states, by arm.
     """
     from trainer.data.prepare import check_workers, prepare, warnings_of
 

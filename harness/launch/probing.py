@@ -1,9 +1,8 @@
-"""Chooses the probes of a run, from the scenario and the run's control.
+"""Choose the probes of a run, from the scenario and the run's control.
 
-:class:`OpenTime` decides after the measured steps if torch.profiler has to explain time that CUDA events leave open.
-Events do not separate work from waiting while the host is still launching the current work of the device
-(``harness.explain.bounds``). If this open time exceeds ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are
-profiled. They come last, because a profiler may slow its process permanently.
+CUDA events do not separate work from waiting while the host is still launching (``harness.explain.bounds``). If this
+open time (:class:`OpenTime`) exceeds ``LIMIT_SHARE_MIN``, a few more steps are profiled. They come last, because a
+profiler may slow its process permanently.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ CLOSING_STEPS = 3
 
 
 def probes_of(declared: JsonObject, control: str | None, *, first: bool = False) -> RunProbes:
-    """Return the probes of one run. ``declared``: the scenario's ``probes`` as plain data.
+    """Return the probes of one run, from the scenario's ``probes`` (``declared``) and the run's ``control``.
 
-    ``control``: the run's control.
-    A measured run is sampled (host and NVML). A profiled run is sampled, too, and its disturbing probes have windows. A
-    bare run does not even have the ledger. A run that measures the cost of one probe has the ledger and this probe.
-    ``first``: True for the first run of its arm, which may have a closing window.
+    A measured or profiled run is sampled, and the latter's disturbing probes have windows. A bare run has no ledger. A
+    run that measures the cost of a probe has the ledger and it. ``first``: the arm's first run may have a closing
+    window.
     """
     if control == BARE:
         return RunProbes(ledger=False)

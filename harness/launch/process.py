@@ -44,10 +44,9 @@ class RunProcess:
         data: DataMessage | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        """Prepare the run; :meth:`start` starts it.
+        """Prepare the run. ``code``: state of the code; None: this code, and the user's in this folder.
 
-        ``code``: state of the code to run; None: this code and the user's code in this folder.
-        ``data``: data that the run must find; not sent to another state of the harness. ``nodes``: the other machines.
+        ``data``: that it must find; not sent to another state of the harness. ``nodes``: the other machines.
         """
         self.record = record
         self.code = code
@@ -119,10 +118,9 @@ class RunProcess:
         self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int = 0) -> None:
-        """Let the run take ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends instead.
+        """Let the run take ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends.
 
-        ``repetition``: number of the repetition, from 0.
-        ``most_extra``: maximum number of extra unmeasured steps while the run consumes prefetched batches.
+        ``repetition``: from 0. ``most_extra``: maximum number of extra unmeasured steps.
         """
         self._doing = f"in repetition {repetition + 1}"
         order: RepetitionOrder = {"do": "turn", "turn": repetition, "settle": warmup, "steps": steps}

@@ -166,11 +166,9 @@ class Progress(_Display):
 
 
 class TextProgress(_Display):
-    """Progress display of work on a corpus: the finished share of its documents, MB/s and the time left.
+    """Progress display of work (``what``) on a corpus, called with the documents and bytes since the last call.
 
-    Call it with the documents and bytes since the last call. A terminal shows a live line. A log gets a line at
-    intervals,
-    and none if all is done before the first one is due. ``what``: name of the work. ``documents``: number of all.
+    A terminal shows a live line. A log gets a line at intervals, and none if all is done before the first.
     """
 
     def __init__(self, what: str, documents: int) -> None:

@@ -135,10 +135,10 @@ class RepetitionOrder(TypedDict):
 
 
 class BareOrder(TypedDict):
-    """Launcher to run: run the windows of the disturbing probes ("profile"), or write the tables and end ("finish").
+    """Launcher to run: take the disturbing probes' windows ("profile"), or write the tables and end ("finish").
 
-    Only from rank 0 to the other ranks: "step" takes one step (of a training, or an unmeasured one in which rank 0 is
-    profiled), "stop" ends a training early, "evaluate" ends it after a last pass over held-out data.
+    From rank 0 also "step" (one unmeasured or training step), "stop" (end early) and "evaluate" (end after a last
+    pass).
     """
 
     do: Literal["profile", "finish", "step", "stop", "evaluate"]

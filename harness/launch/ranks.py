@@ -78,12 +78,10 @@ class OtherRanks:
         own: int,
         meet: Callable[[MeetingPlace], None] | None = None,
     ) -> None:
-        """Fork the ranks of this machine, and wait for those of other machines if the message ``start`` names any.
+        """Fork the ranks of this machine (each calls ``serve``), and wait for those of others (in ``start``).
 
-        ``ranks``: number of all ranks. ``timeout_s``: limit for their answers.
-        ``serve``: function that each forked rank calls with its end of the channel. ``own``: descriptor that they
-        close.
-        ``meet``: sends the launcher the request for the ranks of other machines.
+        ``ranks``: number of all. ``timeout_s``: for their answers. ``own``: descriptor that they close. ``meet``: sends
+        the launcher the request for ranks of other machines.
         """
         parent = os.getpid()
         nodes = start.get("nodes")
@@ -193,10 +191,7 @@ class OtherRanks:
         )
 
     def explain(self, error: BaseException) -> str | None:
-        """Return a line on the rank that made rank 0's exchange fail with ``error``, and that rank's own error.
-
-        If no rank reports one, the line has the state of each rank. None if ``error`` is not from an exchange.
-        """
+        """Return a line on the rank that made an exchange fail with ``error``, or on all; None for others."""
         if not is_of_the_exchange(error):
             return None
         self._news.wait(CAUSE_S)
@@ -225,10 +220,9 @@ class OtherRanks:
         return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
-        """Queue the reports of ``other`` until it is done or fails; runs in its own thread.
+        """Queue the reports of ``other`` in a thread, answering clock requests, until it is done or fails.
 
-        Clock requests are answered here. A failure is recorded and queued as "failed".
-        ``_lost`` is called if rank 0 does not end within STUCK_S after it.
+        ``_lost`` is called if rank 0 does not end within STUCK_S after a failure.
         """
         while True:
             try:

@@ -1,8 +1,7 @@
-"""Finds the hours and the cost of trainings, studies, cost probes and sweeps below a folder.
+"""Find the hours and the cost of trainings, studies, cost probes and sweeps below a folder.
 
-A study or a training with a budget records its cost (cost.json). A cost probe counts as one study, from its start to
-its end. For other studies, the begin and end of each run count: runs that took turns count once, and a killed part of a
-training, which has no record, does not count.
+Their cost.json counts. Without it, the begin and end of each run count: runs that took turns once, and no killed part
+of a training, which has no record.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ class Expense:
 
 
 def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[Expense | InputError]:
-    """Yield the expense of every study, training, cost probe and sweep at or below ``place``, in order of folder names.
+    """Yield the expense of every study, training, cost probe and sweep at or below ``place``, by folder.
 
-    A damaged part yields an InputError instead. A folder without any counted part yields only errors.
-    Trials and pilots are parts of their sweep. Any other folder counts by itself, also within another one.
-    ``price_usd_per_hour`` replaces recorded prices.
+    A damaged part yields an InputError instead. Trials and pilots are parts of their sweep. ``price_usd_per_hour``
+    replaces recorded prices.
     """
     for folder, below, files in os.walk(place):
         below[:] = sorted(name for name in below if not name.startswith("."))
@@ -63,11 +61,7 @@ def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[E
 
 
 def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense:
-    """Return time and cost of the sweep, study or training in ``folder``.
-
-    ``price_usd_per_hour``: replaces recorded prices.
-    Raises InputError if the record of the folder itself is damaged. Damaged records of its parts are faults.
-    """
+    """Return time and cost of ``folder``. Raises InputError if its record is damaged; damaged parts are faults."""
     if (folder / SWEEP).is_file():
         return _of_sweep(folder, price_usd_per_hour)
     store = StudyFolder(folder)

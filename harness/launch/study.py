@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Folder of a study that was run, and its status: done, failed (at least one run), interrupted, or only submitted.
+    """Folder of a study that was run, and its status: done, failed (at least one run), interrupted, or submitted.
 
-    ``cut``: what ran when the time limit ended the study; None otherwise. ``in_queue``: True if its jobs continue.
+    ``cut``: what ran when the time limit ended the study. ``in_queue``: True if its jobs continue.
     """
 
     folder: Path
@@ -58,11 +58,10 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """Options of a study that runs block by block until there is enough data (a regression check).
+    """Options of a study that runs block by block until ``enough``, called with the finished blocks, is True.
 
-    ``enough``: called after each block with the number of finished blocks; returns True to end the study.
-    ``arms``: records by name that replace the records from the plan. ``end_ns``: time limit (CLOCK_MONOTONIC). It may
-    end a block early; finished blocks are kept.
+    ``arms``: records by name that replace the plan's. ``end_ns``: time limit (CLOCK_MONOTONIC), which may end a block
+    early; finished blocks are kept.
     """
 
     enough: Enough
@@ -108,11 +107,7 @@ def run_study(
     sequential: Sequential | None = None,
     options: StudyOptions = DEFAULTS,
 ) -> Outcome:
-    """Run ``plan`` as a new study under ``out``, and return its folder and status.
-
-    ``command``: command line for the record. ``source``: file of the scenario.
-    Raises InputError before any run if it cannot work.
-    """
+    """Run ``plan`` as a new study under ``out``: its folder and status. Raises InputError before any run."""
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, options.force)
@@ -208,10 +203,7 @@ def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEF
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
-    """Run, within a Slurm job, the missing runs of ``block`` (None: of all blocks). study.json stays unchanged.
-
-    Other jobs may run other blocks at the same time. Return True if all these runs are done now.
-    """
+    """Run, within a Slurm job, the missing runs of ``block`` (None: of all). Return True if all are done now."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     if block is not None and not 0 <= block < len(record.order):
@@ -449,10 +441,9 @@ class _BlockRunner:
 
 @contextmanager
 def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
-    """Hold a lock of the study within the context. Raises InputError if another process holds it.
+    """Lock the study by the file ``name`` within the context. Raises InputError if another process holds it.
 
-    ``name``: file of the lock in the study's folder. The kernel releases the lock when this process ends.
-    On a file system without locks, print a warning and continue.
+    The kernel releases it when this process ends. On a file system without locks, print a warning.
     """
     with open(folder.path / name, "w") as lock:
         try:

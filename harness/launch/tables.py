@@ -1,8 +1,7 @@
-"""Writes the raw records of a run's ledger into the contract's tables. Nothing is computed from them here.
+"""Write the raw records of a run's ledger into the contract's tables.
 
-Spans go to disk in portions, between repetitions. So a long run needs little more memory than a short one: the recorder
-keeps a repetition or up to :data:`PENDING_EVENTS` events, and the rows of the steps wait for the last losses. For
-measured sizes see results/reference/long-runs/README.md.
+Spans go to disk in portions, between repetitions, so a long run needs little more memory than a short one: up to
+:data:`PENDING_EVENTS` events, and steps that wait for the last losses (results/reference/long-runs/README.md).
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns
 
 
 class RunTables:
-    """Writer of the steps and spans tables of one rank of a run. ``folder``: of the run.
+    """Writer of one rank's steps and spans tables. ``pid``, ``tid``: of its main thread.
 
-    ``pid``, ``tid``: of its main thread.
-    Rank 0's tables are the tables of the run: times of rank 0, and counts of all ``ranks`` in the steps. A rank of an
-    attached program is an arm and a run by itself, with ``ranks`` 1.
+    Rank 0's tables have the counts of all ``ranks``. A rank of an attached program is a run by itself, ``ranks`` 1.
     """
 
     def __init__(
@@ -77,11 +74,7 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables, and the evaluations if there are any. Call this once.
-
-        An unfinished step has spans but no row.
-        If the spans cannot be written (a full disk), the steps are written before the error is raised.
-        """
+        """Write both tables (an unfinished step has no row), and evaluations. Steps come even if spans fail."""
         try:
             try:
                 if isinstance(self._recorder, BareRecorder):
@@ -157,10 +150,7 @@ class RunTables:
 
 
 def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
-    """Return the counts by step (tokens, trained tokens, samples) of each other rank, from its steps table.
-
-    Unknown counts are -1. Their tables are written before that of rank 0. A missing table is left out.
-    """
+    """Return each other rank's counts by step (tokens, trained tokens, samples; -1: unknown)."""
     import pyarrow.parquet as pq
 
     parts = []

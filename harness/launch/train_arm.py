@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 def train_arm(
     plan: Plan, goal: Goal | None, out: Path, command: Sequence[str], source: str, options: TrainingOptions
 ) -> Trained:
-    """Train the single arm of ``plan`` in the folder ``out``, and return how it ended.
-
-    ``goal``: end of the training; None for the steps of the scenario. ``source``: file of the scenario.
-    Raises InputError before any step if it cannot work.
-    """
+    """Train the single arm of ``plan`` in ``out``. ``goal``: None: the scenario's steps. Raises InputError before."""
     resume = options.resume
     arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
@@ -90,10 +86,7 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario sets its length.
-
-    Raises InputError for a goal in epochs, whose length is not known, and for a warm-up as long as the training.
-    """
+    """Return ``config`` with a schedule as long as the training, unless set. Raises InputError for epochs."""
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config

@@ -147,10 +147,7 @@ class Training:
         return TrainingState(self.config, self.goal, self.folder.path, self._ranks, self._stopping, self._options.watch)
 
     def run(self, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
-        """Train to the goal or until a signal, a spent budget or an error ends it. Return how it ended.
-
-        The measurements are written in any case. ``scenario``: its name. ``price_usd_per_hour``: for the record.
-        """
+        """Train to the goal, a signal, a spent budget or an error. Measurements are written in any case."""
         self._ranks.fork(self._serve_rank)  # must come before this process tokenizes anything
         part = self._begin(scenario, price_usd_per_hour)
         ending = _PartEnding()
@@ -252,8 +249,8 @@ class Training:
     def _failed(self, error: Exception, vocab_size: int) -> _PartEnding:
         """Return the ending of a part that failed by ``error``; raise any other error again, as it is a bug.
 
-        Expected are a lost rank or worker, a non-finite value, an I/O error and out of memory.
-        ``vocab_size``: for the advice on memory.
+        Expected are a lost rank or worker, a non-finite value, an I/O error and out of memory (``vocab_size``: for the
+        advice).
         """
         if isinstance(error, RankFailedError | RanksDifferError):
             line = str(error)

@@ -40,10 +40,7 @@ class LossTable:
     """Writer of losses.csv: one row per step, without gaps or repeats, even after resumes."""
 
     def __init__(self, path: Path, steps: int, first_step: int = 0) -> None:
-        """Open the table at ``path`` after ``steps`` steps. Remove later rows, because their steps are repeated.
-
-        ``first_step``: first step of the training. Print a warning if rows before ``steps`` are missing.
-        """
+        """Open the table after ``steps`` steps; later rows are removed. Warn if earlier ones are missing."""
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
         if [row.step for row in kept] != list(range(first_step, steps)):
@@ -69,10 +66,10 @@ class LossTable:
 
 
 class EvaluationRow(NamedTuple):
-    """Row of evaluations.csv: one pass after step ``step``. There are two kinds; fields of the other kind are None.
+    """Row of evaluations.csv: one pass after step ``step``. Fields of the other kind of pass are None.
 
-    Held-out documents: ``loss``, ``tokens`` and, for a masked-LM objective, ``accuracy``.
-    Multiple choice: ``questions`` and ``acc*``, as in :class:`trainer.telemetry.Validation`.
+    Held-out documents: ``loss``, ``tokens``, for masked LM ``accuracy``. Multiple choice: ``questions`` and ``acc*``
+    (:class:`trainer.telemetry.Validation`).
     """
 
     step: int
@@ -131,10 +128,7 @@ class EvaluationTable:
         self._path = path
 
     def lacking(self, step: int) -> frozenset[Kind]:
-        """Return the kinds of passes after ``step`` that the table lacks. An earlier part may have ended before them.
-
-        Empty before the first step, and if older code began the training without this table.
-        """
+        """Return the kinds of passes after ``step`` that an earlier part did not finish."""
         return frozenset(kind for kind in KINDS if step >= 0 and self.is_whole and self.last.get(kind) != step)
 
     def add(self, row: EvaluationRow) -> None:
@@ -178,10 +172,7 @@ def read_losses(path: Path) -> list[LossRow]:
 def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return the parsed rows of a CSV table, without an incomplete last row. Raises InputError for another content.
-
-    ``made``: makes a row from the texts of its cells. ``older``: columns of an older version of the table.
-    """
+    """Return a CSV table's rows by ``made``, without an incomplete last one. ``older``: earlier columns. InputError."""
     try:
         with open(path, newline="") as file:
             rows = list(csv.reader(file))
@@ -211,10 +202,8 @@ class TrainingRecorder(StepRecorder):
         evaluations: EvaluationTable | None = None,
         ranks: int = 1,
     ) -> None:
-        """``table``: losses.csv; None in ranks other than rank 0.
+        """``table``, ``evaluations``: None in ranks other than rank 0. ``tokens``: number before this part.
 
-        ``evaluations``: evaluations.csv; None likewise, and without evaluations. ``tokens``: number of tokens before
-        this part.
         ``ranks``: number of ranks; all are assumed to receive as many tokens as this one.
         """
         super().__init__(run_queue)

@@ -88,11 +88,9 @@ class TrainingRanks:
         self._begun_at = tokens, of_all
 
     def share(self, steps: int, tokens: int, position: DataPosition) -> float:
-        """Return the finished share of the training (1 at the goal).
+        """Return the finished share (1 at the goal), with epochs that of the slowest rank. Call it in every rank.
 
-        With a goal in epochs, it is that of the slowest rank.
-        ``steps``: finished steps. ``tokens``: tokens counted by this rank, if all other ranks had received as many.
-        Every rank must call this at the same places.
+        ``tokens``: counted by this rank, as if all other ranks had received as many.
         """
         if self._agreed[0] != steps or self._group is None:
             if self._group is not None:

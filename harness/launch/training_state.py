@@ -86,11 +86,7 @@ class TrainingState:
         self.samples: SampleTable | None = None
 
     def open(self, prepared: Prepared, model: str | None, checkpoint: Checkpoint | None, run: Path) -> OpenTraining:
-        """Open the training at ``checkpoint`` (None: at its beginning), and return it ready for the next step.
-
-        ``model``: fingerprint of the model. ``run``: folder of this part's ledger.
-        Raises InputError if the checkpoint is from another training.
-        """
+        """Open the training at ``checkpoint`` (None: its beginning), ready for the next step. Raises InputError."""
         from trainer.data.position import DataPosition
 
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
@@ -183,11 +179,7 @@ class TrainingState:
             self.losses.synchronize()
 
     def _pass_over(self, batches: Batches) -> None:
-        """Receive and drop the batches of the steps before the first step, to begin at the right place in the data.
-
-        They are made as for training, so that all data paths reach the same place.
-        Raises InputError if the training's end is within these steps.
-        """
+        """Drop the batches before the first step, made as for training. Raises InputError at the end."""
         steps = self._config.first_step
         shows = steps and self._ranks.rank.is_first
         with announced(f"skipping the data of steps 0 to {steps - 1:,}") if shows else nullcontext():

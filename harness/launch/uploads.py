@@ -1,14 +1,8 @@
-"""Copies a folder (a training, a sweep, a corpus) to a URL (s3://, gs://, or any filesystem of fsspec).
+"""Copy a folder (a training, a sweep, a corpus) to a URL (s3://, gs://, or any filesystem of fsspec) in a thread.
 
-A thread copies, and no step waits for it. Local files stay unchanged.
-
-- Retries: a failed copy is tried again a few times with growing pauses, then with the next checkpoint, and once more at
-  the end.
-- Check: before the training, a small file is written to the URL and removed, to detect an unwritable URL early.
-- Resume: ``uploads.json`` lists the copied files, so that ``harness train --resume`` and ``harness upload`` copy only
-  new files. The first and the last pass compare it with the files at the URL (name, size, time of change). Removed or
-  replaced files are copied again.
-- Removal: an old checkpoint that was removed locally is removed at the URL once the newer ones are complete.
+A small file tests the URL first. A failed copy is tried again with growing pauses, with the next checkpoint, and at the
+end. ``uploads.json`` lists the copied files, so that ``--resume`` and ``harness upload`` copy only new ones; the first
+and last pass compare it with the URL. A checkpoint removed locally is removed there once newer ones are complete.
 """
 
 from __future__ import annotations
@@ -60,11 +54,7 @@ class _CopiedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Result of an upload: number of copied files, and names of missing files. ``Uploader.end`` makes it.
-
-    ``reason``: of the last failed attempt; "" if none failed.
-    ``left_out``: names that are never copied, each with its reason.
-    """
+    """Result of an upload. ``missing`` files failed for ``reason``; ``left_out`` are never copied, with reasons."""
 
     url: str
     files: int
@@ -104,11 +94,7 @@ class Destination:
         return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
-        """Compare the recorded copies with the files at the URL.
-
-        Those removed or changed there count as missing from now on.
-        If the URL cannot be listed, no copy is marked, and :attr:`unlisted` has the reason.
-        """
+        """Count copies removed or changed at the URL as missing. If it cannot be listed, set :attr:`unlisted`."""
         if not self._there:
             return
         try:
@@ -139,11 +125,9 @@ class Destination:
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy the missing files in order, until a copy fails.
+        """Copy the missing files in order, until a copy fails for :attr:`reason`. Return True if all are copied.
 
-        Return True if all are copied; else :attr:`reason` says why.
-        A file whose name is a folder at the URL is skipped. Files removed locally may be removed there.
-        ``pause`` waits the given seconds before another attempt. It returns False to stop the attempts.
+        Files removed locally may be removed there. ``pause`` waits before another attempt; False stops them.
         """
         blocked = ""
         for name in self.missing():
@@ -344,10 +328,9 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
-    """True if the file ``name``, which was removed locally, is also to be removed at the URL. ``here``: local files.
+    """True if the file ``name``, removed locally, is to be removed at the URL: no table at the top level.
 
-    A table at the top level stays. A checkpoint is removed only if a newer complete one exists, because freeing local
-    space must not remove the copy. Other files in folders are removed.
+    A checkpoint goes only if a newer complete one exists: freeing local space must not remove the copy.
     """
     folder, _, rest = name.partition("/")
     if folder != CHECKPOINTS:
@@ -360,8 +343,7 @@ def _may_go(name: str, here: Collection[str]) -> bool:
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) for every file in ``folder``. ``reason``: why it cannot be copied; "" if it can.
 
-    Names are relative to ``folder``, with slashes. Temporary files and locks of this project are skipped.
-    Links are followed, into each folder once, so that cyclic links end.
+    Temporary files and locks are skipped. Links are followed into each folder once, so that cyclic links end.
     """
     linked: set[str] = set()
 

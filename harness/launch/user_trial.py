@@ -39,10 +39,7 @@ class TriedSources:
         self.notes: list[str] = []  # notes for the report
 
     def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
-        """Return the user's files that the function ``name`` imported in its trial, sorted; empty if it was not tried.
-
-        ``key``: its key in the scenario. ``code``: state of the user's code; None: the current one.
-        """
+        """Return the user's files that ``name`` imported in its trial, sorted; empty without a trial."""
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
@@ -54,11 +51,7 @@ class TriedSources:
             self._files[key, name, code] = set(answer["files"])
 
     def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
-        """Take one batch from the data source of ``config`` in a separate process.
-
-        Raises InputError if it returns no batch, or one that does not match the model of arm ``arm``.
-        ``code``: state of the user's code; None: the current one.
-        """
+        """Take one batch from the source of ``config`` in a process. Raises InputError without a fitting one."""
         data = config.data
         assert data.source is not None
         keys = {"source", "arguments", "batch_size", "sequence_length", "shuffle", "extra_reads"}
@@ -105,11 +98,7 @@ def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    """Run a trial in a separate process and return its answer. ``given``: its standard input.
-
-    ``key`` and ``name``: scenario key and function of the user, for messages. ``start_s``: time limit in seconds.
-    Raises InputError if it fails or does not answer.
-    """
+    """Run a trial in a separate process and return its answer. Raises InputError if it fails within ``start_s``."""
     try:
         return _ask(key, name, arguments, given, start_s, code)
     except InputError as error:

@@ -1,7 +1,4 @@
-"""Read what this machine can hold: memory, disks, open files and processes; and what a study needs of these.
-
-Also lists the commands that raise such a limit, for ``harness doctor`` and for runs that fail because of one.
-"""
+"""Read what this machine can hold: memory, disks, open files, processes; and list what raises such a limit."""
 
 from __future__ import annotations
 
@@ -77,10 +74,7 @@ def _size(text: str | None) -> int | None:
 
 
 def session_peak_bytes(session: int) -> int | None:
-    """Return the summed peak memory (VmHWM, bytes) of the living processes of a session. None if none reports it.
-
-    ``session``: its id. Pages that processes share count in each, so the sum is an upper bound.
-    """
+    """Return the summed peak memory (VmHWM, bytes; shared pages count in each) of a session's living processes."""
     total = 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():

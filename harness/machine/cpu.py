@@ -1,8 +1,6 @@
-"""Read facts of the processor: allowed CPUs, shared cores and memory, clock settings, clock source, and load.
+"""Read facts of the processor: CPUs, memory nodes, clock settings, clock source, and load by other processes.
 
-Load is the share of our cores that other processes use: the difference of two readings of /proc. Only the CPUs that
-this process may use count, so jobs on other cores of the node are ignored. CPU time is counted in clock ticks of 10 ms.
-Over half a second a tick is 2 % of a core.
+Only the CPUs that this process may use count. CPU time is in ticks of 10 ms: 2 % of a core over half a second.
 """
 
 from __future__ import annotations

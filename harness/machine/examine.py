@@ -57,8 +57,7 @@ class Examination:
     ) -> list[Check]:
         """Wait for the readings and return all lines in reading order. A failed reading gives a warning line.
 
-        ``threads``: torch threads of the CPU profile to check; None for torch's own choice. ``needs``: what a scenario
-        needs; None without a scenario. ``fit``: returns the lines on the scenario's memory.
+        ``threads``: of the CPU profile (None: torch's choice). ``needs``, ``fit``: of a scenario, if any.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software_checks.check_python),

@@ -108,11 +108,7 @@ def children(pid: int, root: Path = ROOT) -> list[int]:
 
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
-    """Return {process id: role} of the other ranks that rank 0 (process ``pid``) started on this machine, such as
-    ``rank-1``.
-
-    Processes below them, such as loader workers, are ``rank-1-child-0``. /proc is only searched if there are ranks.
-    """
+    """Return {process id: role} of ranks that process ``pid`` started here (``rank-1``) and ``rank-1-child-0``."""
     roles: dict[int, str] = {}
     for rank in children(pid, root):
         name = (read_text(root / "proc" / str(rank) / "comm") or "").strip()
@@ -207,8 +203,7 @@ if sys.stdin.read() != "end":
 class Keeper:
     """Helper process that kills marked processes once this process has ended, whatever the reason.
 
-    :func:`trainer.lifetime.die_with_parent` covers only our own children, not the processes that these start.
-    Suspended processes (SIGSTOP) cannot even notice our end.
+    :func:`trainer.lifetime.die_with_parent` covers only our own children, and no suspended processes.
     """
 
     def __init__(self, name: str, value: str) -> None:

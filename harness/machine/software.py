@@ -1,7 +1,6 @@
-"""Read the installed software: packages, torch, the compilers that ``torch.compile`` needs, and Slurm's commands.
+"""Read the installed software: packages, torch, compilers for ``torch.compile``, and Slurm's commands.
 
-Imports run in separate programs: they take seconds, a broken driver can hang, and package metadata does not show a
-missing shared library. ``python -m harness.machine.software`` prints the facts of torch as JSON.
+Imports run in separate programs (``python -m harness.machine.software`` for torch): a broken driver can hang them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Test whether py-spy may sample our processes (ptrace), and read whether perf may count.
 
-Three things can forbid ptrace: Yama's scope (Documentation/admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE, and a
-seccomp filter. Only the presence of a filter can be read, so ptrace is also tried. This process gives the permission
-that our runs give (PR_SET_PTRACER_ANY), and py-spy dumps it.
+Yama's scope (admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE or a seccomp filter forbids ptrace. Filters cannot be
+read, so it is tried.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def allow_tracing() -> None:
-    """Allow every process of this user to trace this one under Yama (kernel.yama.ptrace_scope 1).
+    """Allow every process of this user to trace this one under Yama's scope 1.
 
-    At scope 1, the default of Debian and Ubuntu, only a parent may trace its child, but here py-spy is the child. The
-    permission applies to this process only; its children must ask for themselves. Without Yama nothing happens.
+    At scope 1, only a parent may trace its child, but here py-spy is the child. Children must ask for themselves.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
@@ -39,10 +37,7 @@ def find_py_spy() -> str | None:
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the most likely fix, as one line, after the kernel refused that a tracer attaches to this process.
-
-    ``root``: file system with /proc and /run. ``environment``: variables that reveal containers and batch systems.
-    """
+    """Return the most likely fix, as one line, after the kernel refused that a tracer attaches to this process."""
     scope = read_int(root / "proc/sys/kernel/yama/ptrace_scope")
     container = _container(root, environment)
     if scope == 3:

@@ -85,10 +85,7 @@ class Probe(Protocol):
         return
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take and record the steps of the probe's window. ``next_step()`` takes a step and returns its number.
-
-        ``recorder``: the ledger's recorder. Pause it before writing files, so that no step includes this time.
-        """
+        """Take the steps of the window; ``next_step()`` takes one. Pause ``recorder`` before writing files."""
         return
 
     def close(self) -> None:

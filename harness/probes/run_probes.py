@@ -1,8 +1,7 @@
 """List the probes, choose those of one run, and drive them together.
 
-The launcher chooses them and sends them to the run as JSON; the run passes them on to its loader workers, whose ledger
-attaches them (``ledger.recorders.attach_in_worker``). A new probe needs one file with a
-:class:`harness.probes.probe.Probe`, and one line in ``PROBES``.
+The launcher sends them to the run as JSON; its workers get them too (``ledger.recorders.attach_in_worker``). A new
+probe needs one file with a :class:`harness.probes.probe.Probe`, and one line in ``PROBES``.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ CLOSING = next(kind for kind in PROBES if kind.name == "torch_profiler")  # prob
 
 @dataclass(frozen=True)
 class RunProbes:
-    """Probes of one run, with their settings. The launcher chooses them and sends them to the run.
+    """Probes of one run, with their settings. The JSON is part of the protocol (``harness.launch.protocol``).
 
-    The JSON form is part of the protocol between two states of the code (``harness.launch.protocol``).
-    It is {"ledger", "windows"} and each probe's settings by name (null: the run does not have the probe).
-    "closing" was added later and is present only if set, because an older state would ignore it.
+    It is {"ledger", "windows"} and settings by name (null: no such probe). "closing" is present only if set, because
+    older states ignore it.
     """
 
     ledger: bool = True  # False only in a bare run, which records no phases or stages
@@ -87,10 +85,7 @@ class RunProbes:
 
 
 class ProbeSet:
-    """All probes of one run except its ledger, driven together. The run makes it before its loader's workers start.
-
-    See :class:`harness.probes.probe.Probe` for when each method is called. ``folder``: the run's folder.
-    """
+    """All probes of one run except its ledger, made before its loader's workers. See :class:`Probe` for the order."""
 
     def __init__(self, probes: RunProbes, folder: Path) -> None:
         self._windows = probes.windows
@@ -125,22 +120,14 @@ class ProbeSet:
             probe.wait()
 
     def run_windows(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Let each disturbing probe take the steps of its window, one after the other: they would record each other.
-
-        ``next_step()`` takes a step and returns its number.
-        ``recorder``: the ledger's recorder. A profile shows its phases, and it pauses while a profile is written.
-        """
+        """Let disturbing probes take their steps one after the other: they would record each other."""
         self.begin_steps()
         for probe in self._windowed:
             probe.run_window(next_step, recorder)
         self.end_repetition()
 
     def run_closing_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take the steps of the profiling window after the measured steps.
-
-        An error becomes a problem in :meth:`report`.
-        ``next_step()`` takes a step and returns its number. ``recorder``: the ledger's recorder.
-        """
+        """Take the profiled steps after the measured ones. An error becomes a problem in :meth:`report`."""
         assert self._closing is not None, "asked of a run without a closing window"
         try:
             self._closing.run_window(next_step, recorder)

@@ -1,7 +1,4 @@
-"""Loads a scenario: merges files and options into one document (``extends``, dotted keys, ``--set``) and checks it.
-
-A name such as ``quickstart`` is quickstart.yaml in the current folder, else a shipped file.
-"""
+"""Load a scenario: merge files and options into one document (``extends``, dotted keys, ``--set``), and check it."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ def shipped(folder: Path) -> dict[str, Path]:
 def find_file(given: str | Path, folder: Path) -> Path:
     """Return the file ``given``, ``given``.yaml in the current folder, or the file of that name in ``folder``.
 
-    They are tried in this order. Raises InputError for a plain name (no suffix, no folder) that is none of them.
-    Other paths are returned unchecked.
+    Raises InputError for a plain name (no suffix, no folder) without a file. Other paths are returned unchecked.
     """
     path = Path(given)
     if len(path.parts) != 1 or path.suffix or path.is_file():
@@ -62,9 +58,8 @@ def load_scenario(
 ) -> Scenario:
     """Read, extend, override and check the scenario file at ``path``, or the shipped scenario of that name.
 
-    ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
-    (``repeats=3``). ``repeats`` and ``interleave`` override the file unless None. Raises InputError with file, line,
-    dotted key and the allowed values. It also refuses a scenario whose arms are programs.
+    ``sets``: ``key=value`` texts with dotted keys of base or settings of the scenario. ``repeats``, ``interleave``
+    override unless None. Raises InputError with file, line, key and allowed values; also for arms that are programs.
     """
     document = read_overridden(path, sets or (), repeats=repeats, interleave=interleave)
     if (key := key_of_commands(document)) is not None:
@@ -114,11 +109,10 @@ def key_of_commands(document: Document) -> str | None:
 
 
 def read_merged(path: Path, what: str = "a scenario", needs: str = "name, question and arms") -> Document:
-    """Return the document of the file at ``path``, merged over the files that it extends.
+    """Return the document of ``path``, merged over the files that it extends, dotted keys nested, with its marks.
 
-    Dotted keys of base and arms are nested, and the marks (lines for error messages) are kept.
-    ``what``: kind of file, for messages. ``needs``: keys that such a file must have, for messages.
-    Raises InputError for an unreadable or missing file and for a cycle of ``extends``.
+    ``what``, ``needs``: kind of file and its required keys, for messages. Raises InputError for an unreadable file or a
+    cycle.
     """
     chain: list[Path] = []
     documents: list[Document] = []
@@ -221,10 +215,7 @@ def _expand(document: Document, root: tuple[str, ...], mapping: JsonObject) -> N
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """Merge ``over`` over ``under``. ``base``, ``probes`` and each arm merge recursively, as by :func:`merge`.
-
-    ``strategy`` and values that are not mappings are replaced. Other mappings merge by top-level key.
-    """
+    """Merge ``over`` over ``under``: ``base``, ``probes`` and arms recursively, other mappings by top-level key."""
     data = dict(under.data)
     for key, value in over.data.items():
         below = data.get(key)

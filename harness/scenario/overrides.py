@@ -36,11 +36,10 @@ class DottedKeyError(ValueError):
 
 
 def expand(mapping: JsonObject, path: tuple[str, ...] = (), split: Callable[..., None] | None = None) -> Nested:
-    """Return ``mapping`` with every dotted key nested, at any level.
+    """Return ``mapping`` with every dotted key nested, at any level. ``path``: keys above it.
 
-    ``path``: keys above ``mapping``, for errors and for ``split``.
-    ``split(written, parts)`` is called with each path as written and its nested path (both tuples of keys).
-    Raises DottedKeyError for an empty key part and for a value that is given twice.
+    ``split(written, parts)`` is called with each path as written and as nested. Raises DottedKeyError for an empty part
+    or a repeated value.
     """
     result: Nested = {}
     _expand_into(result, mapping, path, path, split)
@@ -80,10 +79,9 @@ def _expand_into(
 
 
 def merge(under: JsonObject, over: JsonObject, path: tuple[str, ...] = ()) -> Nested:
-    """Merge ``over`` over ``under`` (both nested): mappings merge key by key; other values are replaced.
+    """Merge ``over`` over ``under`` (both nested, at ``path``) key by key; other values are replaced.
 
     A member of an :data:`EXCLUSIVE` section drops the section's other members from ``under``.
-    ``path``: place of both mappings in the configuration.
     """
     members = EXCLUSIVE.get(path, ())
     if any(over.get(member) is not None for member in members):

@@ -34,10 +34,7 @@ class MatrixPoint:
 
 @dataclass(frozen=True)
 class Variant:
-    """One arm at one matrix point; :func:`variants` makes it. ``name``: the arm's name with the point's suffix.
-
-    ``declared``: the point's and the arm's own keys, nested. ``nested``: the whole configuration.
-    """
+    """One arm at one matrix point. ``declared``: the point's and the arm's own keys; ``nested``: the whole."""
 
     name: str
     arm: str
@@ -121,10 +118,8 @@ class Plan:
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
     """Return all runs of ``scenario``, which load_scenario has checked.
 
-    ``arms``: glob patterns that select arms by name, with or without their matrix point; empty selects all.
-    Controls of selected arms are kept, and so are comparisons with both sides selected.
-    Arms that lack a required Python module are left out.
-    Raises InputError, naming ``source``, if a pattern matches no arm, no arm is left, or there are more than MAX_ARMS.
+    ``arms``: glob patterns with or without matrix point; controls and whole comparisons of selected arms stay. Arms
+    without a required module are left out. Raises InputError for an unmatched pattern, no arm, or more than MAX_ARMS.
     """
     plain = list(variants(scenario))
     comparisons = compared(list(scenario.arms), scenario.compare, points(scenario.matrix))

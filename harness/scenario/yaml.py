@@ -1,7 +1,7 @@
-"""Reads YAML into plain data, and keeps the line of every key for error messages.
+"""Read YAML into plain data, and keep the line of every key for error messages. Safe tags only.
 
-Safe tags only. Two departures from PyYAML: ``1e-3`` is a number (YAML 1.1 wants ``1.0e-3``), dates stay text.
-Refused with one line each: duplicate keys, cycles, alias bombs, keys that are not text, more than one document.
+Unlike PyYAML, ``1e-3`` is a number and dates stay text. Duplicate keys, cycles, alias bombs, keys that are not text and
+several documents are refused.
 """
 
 from __future__ import annotations
@@ -76,10 +76,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_document(path: Path, order: int = 0) -> Document:
-    """Return the parsed YAML file at ``path``. ``order``: number of the file among merged files, kept in its marks.
-
-    Raises InputError (one line) if it is missing, unreadable, too large or not valid YAML.
-    """
+    """Return the parsed file (``order`` among merged files). Raises InputError if missing, too large or not YAML."""
     try:
         with path.open("rb") as file:  # a device such as /dev/zero never ends
             content = file.read(MAX_YAML_BYTES + 1)

@@ -1,7 +1,6 @@
-"""Defines the results contract (schema 1): the tables, columns and files of a run, their names and their meaning.
+"""Define the results contract (schema 1): the tables, columns and files of a run, their names and their meaning.
 
-Other modules are imported only within functions, so that every room can import this one. ``docs/generate.py`` builds a
-page of the documentation from :data:`COLUMN_MEANINGS`. A test checks that every column has a line there.
+Other modules are imported only within functions. ``docs/generate.py`` builds a page from :data:`COLUMN_MEANINGS`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Names, links and digests of a study's files.
+"""Names, links and digests of a study's files. A link that would lead out of the study's folder is refused.
 
-A link that would lead out of the study's folder is refused. run.json has each file's SHA-256, which shows if a file was
-damaged after the run wrote it. A file may have two digests while it is replaced, so that one of them matches at any
-moment of a kill. run.json and study.json also have a digest of their own content. In run.json this digest does not
-cover the digests of the files. Those have their own digest (:data:`OF_DIGESTS`), which it does cover.
+run.json has each file's SHA-256 (two while it is replaced, so that one matches at any moment of a kill). run.json and
+study.json have a digest of their own content; in run.json, the files' digests have their own (:data:`OF_DIGESTS`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Defines study.json and run.json as dataclasses, and validates records that are read back. A field's name is its key.
+"""Define study.json and run.json as dataclasses, and validate records that are read back.
 
-A later version may add fields with a default. Older files can still be read, and an older version drops unknown keys
-(see :meth:`harness.study.store.StudyFolder.read_study`). Both keep unknown keys of a run's facts.
+A field's name is its key. Later versions may add fields with a default; unknown keys are dropped, but those of a run's
+facts kept.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ _adapters: dict[type, TypeAdapter[Any]] = {}  # Building an adapter takes millis
 
 
 def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
-    """Return ``content`` as an instance of the dataclass ``kind``.
-
-    Raises pydantic's ValidationError if it does not fit. Keys that ``kind`` does not have are dropped, because a later
-    version may have added them.
-    """
+    """Return ``content`` as ``kind``, without keys of later versions. Raises pydantic's ValidationError."""
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
     names = {declared.name for declared in fields(kind)}  # type: ignore[arg-type]  # kind is a dataclass
@@ -171,10 +167,9 @@ class RunFacts:
         return self.attached is None or "fetch: DataLoader" in self.attached
 
     def gave_no_items(self, workers: int) -> bool:
-        """Return True if ``workers`` loader workers made no batch because an iterable dataset gave them too few items.
+        """Return True if ``workers`` made no batch because an iterable dataset gave them too few items.
 
-        This trainer receives the batches of its workers in turn, so a worker without batches has no items. For a
-        program, only torch's message that a worker ran out of items shows that.
+        For a program, only torch's message that a worker ran out of items shows that.
         """
         return bool(self.iterable) if self.attached is None else (self.empty_workers or 0) >= workers
 
@@ -299,8 +294,7 @@ class RunRecord:
 class CodeRecord:
     """A state of the code that an arm runs: ``folder`` has harness/ and trainer/, ``python`` is the interpreter.
 
-    ``directory``: the working directory of its runs, with a state of the user's own code; None: the launcher's.
-    ``path``: further folders with code of that state.
+    ``directory``: of its runs, with the user's own code; None: the launcher's. ``path``: further folders of that state.
     """
 
     folder: str
@@ -313,11 +307,7 @@ class CodeRecord:
 
 @dataclass(frozen=True)
 class OtherDefault:
-    """A setting whose default differs between the two states of the harness that ``harness regress`` compares.
-
-    ``lacking``: the side that does not have this key, and always acts as with ``base``. The other acts as with
-    ``asked``.
-    """
+    """A setting with another default on one side of ``harness regress``; ``lacking``: the side without this key."""
 
     key: str
     base: Json = None

@@ -1,7 +1,4 @@
-"""Reads one run back: its record, its tables (each on first use), and the reports of its probes.
-
-Times in probes.json are CLOCK_MONOTONIC in nanoseconds. Unknown keys are dropped, because a later version may add them.
-"""
+"""Read one run back: its record, its tables (each on first use), and the reports of its probes (times in ns)."""
 
 from __future__ import annotations
 
@@ -122,10 +119,9 @@ class _Lazy:
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """One run, read back from its folder: its record and its tables (None if missing). Made by ``StudyFolder.runs``.
+    """One run, read back from its folder: record, tables (None if missing) and ``probes`` (probes.json).
 
-    A large table is read anew at each access of its field, so keep the result while you need it. ``probes``: its
-    probes.json, empty if there is none.
+    A large table is read anew at each access of its field, so keep the result while you need it.
     """
 
     record: RunRecord

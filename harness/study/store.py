@@ -1,7 +1,4 @@
-"""Writes and reads a study's folder: the tables and records of the results contract (schema 1).
-
-Everything is written to a temporary name beside its target and renamed, so a reader never sees half a file.
-"""
+"""Write and read a study's folder (schema 1). Files are renamed into place: a reader never sees half of one."""
 
 from __future__ import annotations
 

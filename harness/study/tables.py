@@ -39,10 +39,7 @@ class StoredTable:
         self._kept: pa.Table | None = None
 
     def check(self, *, as_written: bool = False) -> None:
-        """Raise InputError if the file is damaged, before anything is computed from it. The whole file is read once.
-
-        ``as_written``: a digest has shown that the file is intact, so a large one is only opened.
-        """
+        """Raise InputError if the file is damaged. ``as_written``: a digest matched; a large file is only opened."""
         if self._path.stat().st_size <= SMALL_FILE_BYTES:
             self.read()
             return
@@ -181,10 +178,7 @@ def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
 
 
 def _give_back_at_once() -> None:
-    """Make glibc return large arrays to the system when they are freed. Otherwise it keeps them in long runs.
-
-    It still keeps smaller ones: getting new pages for each takes a quarter of the time of such an analysis.
-    """
+    """Make glibc return large freed arrays to the system; smaller ones would take a quarter of the time."""
     m_mmap_threshold, m_trim_threshold = -3, -1  # malloc.h
     with suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
@@ -202,11 +196,7 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 def completed(
     path: Path, table: pa.Table, columns: tuple[tuple[str, str], ...], wanted: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return ``table`` with the types of ``columns``. Columns of later versions that it lacks are added as null.
-
-    ``wanted``: names of the requested columns; None for all. Raises InputError if the table does not follow the
-    contract.
-    """
+    """Return ``table`` with the types of ``columns``, lacking later ones as null. Raises InputError if wrong."""
     import pyarrow as pa
 
     types = {field.name: field.type for field in table.schema}

@@ -51,19 +51,15 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
 def begin_sweep(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run a sweep in a new folder below ``out`` until it ends.
+    """Run a sweep in a new folder below ``out``. Raises InputError before anything runs if it cannot work.
 
-    Raises InputError before anything runs if it cannot work. ``source``: path of the sweep file, for the record.
-    ``copy``: copies the folder while it runs; None for no copy.
+    ``source``: path of the sweep file, for the record. ``copy``: copies the folder while it runs; None for no copy.
     """
     return _run(*_begun(loaded, out, command, source), copy)
 
 
 def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
-    """Train a few steps of each size and return the expected cost of all trials. Keeps no files.
-
-    ``source``: the sweep file. Raises InputError as :func:`begin_sweep` does, and TrialFailed if those steps fail.
-    """
+    """Return the expected cost of all trials, from a few steps. Raises InputError, and TrialFailed if they fail."""
     with TemporaryDirectory(prefix="sweep-cost-") as place:
         return SweepRun(*_begun(loaded, Path(place), command, source, compared=False)).cost()
 

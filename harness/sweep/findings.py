@@ -50,8 +50,8 @@ class RateCurve:
     def edge(self) -> Edge | None:
         """End of the tried rates beyond which the optimum may lie; None if it lies within them.
 
-        The lowest mean loss is at that end, and no worse rate lies further out. The fit alone does not decide: its
-        minimum may lie beyond an end at which the loss is already higher.
+        The lowest mean loss is at that end, and no worse rate lies further out. The fit's minimum alone does not
+        decide.
         """
         lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
         if self.optimum.at_edge is None or lowest is None:
@@ -100,11 +100,7 @@ class ChosenRate:
 
 @dataclass(frozen=True)
 class SweepFindings:
-    """Evaluation of a sweep, made by :func:`findings`: a curve per group, longest trials first, and the chosen rate.
-
-    The first curve determines that rate. In a sweep that projects, the projection does, and curves are in the order of
-    their sizes.
-    """
+    """Evaluation of a sweep: a curve per group, longest trials (or smallest size) first, and the chosen rate."""
 
     curves: tuple[RateCurve, ...]
     chosen: ChosenRate | None

@@ -116,10 +116,9 @@ class NoOptimum:
 
 
 def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
-    """Fit a quadratic over log learning rate and return its optimum.
+    """Fit a quadratic over log learning rate and return its optimum. ``losses``: one per trial; rates may repeat.
 
-    ``losses``: one per trial; a rate may repeat (seeds). A loss of None or not finite is excluded from the fit, but
-    such a rate limits the optimum's interval. Above the largest rate with a loss it counts as diverged. Returns
+    A loss of None or not finite only limits the optimum's interval; above the largest rate with a loss, it diverged.
     NoOptimum if too few rates have a loss or the fit fails. Raises ValueError for a rate <= 0 or unequal lengths.
     """
     if len(learning_rates) != len(losses):
@@ -209,11 +208,7 @@ def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int,
 
 
 def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[float | None, float] | None:
-    """Return the minimum of a cubic through the same points, and its sum of squared residuals. None with too few rates.
-
-    The minimum is None if it lies outside of the points. With up to MIN_RATES rates, a cubic would pass through all
-    points.
-    """
+    """Return a cubic's minimum (None: outside of the points) and squared residuals; None with up to MIN_RATES rates."""
     places = design[:, 1]
     if len(np.unique(places)) <= MIN_RATES:
         return None

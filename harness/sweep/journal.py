@@ -1,9 +1,7 @@
-"""Keeps the trials in Optuna's journal. Each change of a trial is appended to the file and synchronized.
+"""Keep the trials in Optuna's journal, each change appended and synchronized.
 
-One record creates a trial with its plan, so a trial is stored whole or not at all. Optuna ignores a half record at the
-end of the file, but would append the next record to it. So a half record left by a kill is cut off before anything is
-written. The kernel locks the sweep's folder while the sweep runs. Optuna's own lock file outlives a killed process, so
-it is not used.
+One record creates a trial with its plan. A half record left by a kill is cut off before anything is written, because
+Optuna would append to it. The kernel locks the sweep's folder, because Optuna's lock file outlives a killed process.
 """
 
 from __future__ import annotations

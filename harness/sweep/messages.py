@@ -159,10 +159,7 @@ def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> l
 def cost_lines(
     needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
 ) -> list[str]:
-    """Return the expected cost of a sweep as lines: a table of hours by size, with USD if there is a price, and a note.
-
-    ``measuring_s``: seconds that measuring the steps took. ``evaluated``: passes over held-out data are included.
-    """
+    """Return the expected cost as lines: a table of hours (and USD) by size, and a note on ``measuring_s`` seconds."""
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [need.seconds or 0.0 for need in needs]
     rows = [

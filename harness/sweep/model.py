@@ -1,7 +1,6 @@
-"""Defines the sweep file: model, range of the learning rate, length of a trial, strategy and budget.
+"""Define the sweep file: model, range of the learning rate, length of a trial, strategy and budget.
 
-Relative paths inside a configuration are relative to the current directory. Paths in ``extends`` and ``scenario`` are
-relative to the file that contains them.
+Relative paths are relative to the current directory, in ``extends`` and ``scenario`` to the file that has them.
 """
 
 from __future__ import annotations

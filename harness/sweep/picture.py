@@ -1,8 +1,4 @@
-"""Draws the U-shaped curve of a sweep, loss over the logarithm of the learning rate, and a projection.
-
-A curve has its optimum and interval. A projection is the best learning rate over size, the line through it, and its
-prediction.
-"""
+"""Draw the U-shaped curve of a sweep, loss over the logarithm of the learning rate, and a projection."""
 
 from __future__ import annotations
 
@@ -152,12 +148,10 @@ def has_picture(found: Projection | None) -> bool:
 
 
 def rate_over_size(found: Projection, name: str) -> Picture | None:
-    """Draw the best learning rate over size: optima with intervals, the line, and its 95 % band up to the sweep's
-    own size.
+    """Draw the best learning rate over size: optima with intervals, the line, and its 95 % band.
 
-    Returns None if fewer than two sizes have an optimum. An optimum without a bounded interval, which the line leaves
-    out, is hollow. An arrow marks each open or very distant end of an interval. Without an extrapolation the line ends
-    at the largest size.
+    Returns None if fewer than two sizes have an optimum. An optimum that the line leaves out is hollow, and an arrow
+    marks an open or very distant end.
     """
     if not has_picture(found):
         return None

@@ -1,7 +1,4 @@
-"""Trains a few steps of each kind of trial before the first one, and refuses a sweep that exceeds its budget.
-
-These trainings are no trials. They only measure the time of a step, a pass and a start. Their time counts as spent.
-"""
+"""Train a few steps of each kind of trial before the first, for their times, and refuse what exceeds the budget."""
 
 from __future__ import annotations
 
@@ -34,10 +31,9 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError if the budget is smaller than the least that the sweep needs, as far as that is known.
+    """Raise InputError if the budget is smaller than one full trial (all trials of a projection) needs.
 
-    The least is one full trial. A strategy that projects needs all trials of all sizes. Without ``pilots`` the time is
-    unknown, and only tokens are checked.
+    Without ``pilots`` the time is unknown, and only tokens are checked.
     """
     space = configs.space()
     stages = settings.strategy.stages(space)
@@ -52,11 +48,7 @@ def refuse_too_much(
 
 
 def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
-    """Train the few steps that ``start`` describes, and return their times. ``may_s``: seconds left in the budget.
-
-    Raises BudgetOver if training takes longer than that, TrialFailed if it yields no times, InputError for wrong
-    settings.
-    """
+    """Train a few steps, and return their times. Raises BudgetOver after ``may_s``, TrialFailed, InputError."""
     folder, count, begun_s = Path(start["folder"]), start["steps"], time.monotonic()
 
     def going_on(_: TrialEvent) -> bool:

@@ -122,8 +122,8 @@ class NoExtrapolation:
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
     """Fit a power law through the optima. ``sizes``: the size of each, in parameters or tokens.
 
-    Optima at an end of the tried rates, or with an open interval, are left out. Returns NoPowerLaw with fewer than
-    :data:`MIN_SIZES` usable sizes. Raises ValueError if a size is not above 0 or the lengths differ.
+    Optima at an end of the tried rates, or with an open interval, are left out; fewer than :data:`MIN_SIZES` give
+    NoPowerLaw. Raises ValueError if a size is not above 0 or the lengths differ.
     """
     if len(sizes) != len(optima) or not all(0 < size < math.inf for size in sizes):
         raise ValueError("one size above 0 for each optimum")
@@ -245,11 +245,7 @@ class Projection:
 def project(
     plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
 ) -> Projection:
-    """Fit a line through the optima of the sizes and extrapolate it to the sweep's own size.
-
-    Widths are not extrapolated. ``optima``: by group, its optimum and the end of the tried rates beyond which it may
-    lie (None: inside).
-    """
+    """Fit a line through the optima and extrapolate it to the sweep's own size. Widths are not extrapolated."""
     points = tuple(ProjectedPoint(size.group, size.size, *optima.get(size.group, (None, None))) for size in plan.sizes)
     fitted = [(point.size, point.optimum) for point in points if isinstance(point.optimum, LearningRateOptimum)]
     law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])

@@ -1,7 +1,4 @@
-"""Strategies that search small models or short trainings, and project the best rate to the sweep's own size.
-
-The findings (``harness.sweep.power_law``) evaluate the optima of the sizes. They do not change the trials.
-"""
+"""Strategies that search small models or short trainings, whose optima ``harness.sweep.power_law`` projects."""
 
 from __future__ import annotations
 

@@ -130,11 +130,7 @@ def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
 
 
 def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) -> int | None:
-    """Return the number of the best trial at the rate with the lowest mean loss. Only trials of full length count.
-
-    None if the rate is projected from other sizes, or if no trial has run ``full_steps`` yet. Losses of shorter trials
-    belong to another schedule.
-    """
+    """Return the best trial of full length at the rate with the lowest mean loss; None if there is none."""
     if found.projection is not None or not found.curves or found.curves[0].steps < full_steps:
         return None
     curve = found.curves[0]

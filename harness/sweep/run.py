@@ -1,7 +1,7 @@
-"""Runs a sweep: asks its strategy for one trial after the other, trains it, and records the results.
+"""Run a sweep: ask its strategy for one trial after the other, train it, and record the results.
 
-A killed sweep is resumed by sending the strategy the trials in the journal. Ended trials do not run again. The trial
-that was running goes on from its last checkpoint, or starts again as the same trial.
+A resumed sweep sends the strategy the trials in the journal. The trial that was running goes on from its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -73,10 +73,9 @@ class SweepRun:
         self._behind = False
 
     def run(self) -> SweepEnded:
-        """Run trials until the strategy ends, the budget is spent or a failure occurs.
+        """Run trials until the strategy ends, the budget is spent or a failure occurs; results are kept.
 
-        The results so far are always kept. InputError and OSError are raised again. Interruption, a spent budget and
-        failed trials are returned as a status.
+        InputError and OSError are raised again; interruption, a spent budget and failed trials are a status.
         """
         status: SweepStatus = "failed"
         error: str | None = None
@@ -239,10 +238,7 @@ class SweepRun:
         return replace(ended, status="done", loss=_number(loss))
 
     def _check_budget(self, plan: TrialPlan) -> None:
-        """Raise BudgetOver if less is left of the budget than a trial like ``plan`` needs.
-
-        Pilots are trained first if necessary. Raises InputError if the whole sweep cannot fit, before the first trial.
-        """
+        """Raise BudgetOver if less is left than a trial like ``plan`` needs; InputError before the first trial."""
         settings, price = self._settings, self._record.price_usd_per_hour
         kinds = pilots_of(settings, self._space)
         if settings.budget.hours is not None or settings.budget.usd is not None:

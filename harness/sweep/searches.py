@@ -193,11 +193,7 @@ class GreedyStrategy(Config):
 
 
 def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference between two mean losses of about ``loss`` that may be noise.
-
-    ``spreads``: for each rate, the losses of its seeds. Their pooled variance gives the noise, but it is at least
-    :data:`FLAT` of the loss.
-    """
+    """Return the largest difference of mean losses that may be noise of the seeds (``spreads``), at least FLAT."""
     squares = sum(variance(losses) * (len(losses) - 1) for losses in spreads if len(losses) > 1)
     freedom = sum(len(losses) - 1 for losses in spreads)
     error = math.sqrt(2 * squares / freedom / len(spreads[0])) if freedom else 0.0
@@ -265,11 +261,7 @@ def hyperband(
     overrides: JsonObject | None = None,
     draw: Draw = "random",
 ) -> Trials:
-    """Yield the trials of all brackets, and receive each when it has ended.
-
-    ``most_steps``: steps of the longest trials. ``group`` and ``overrides``: name and configuration of the model size;
-    by default the sweep's own model.
-    """
+    """Yield the trials of all brackets of at most ``most_steps`` steps. ``group``, ``overrides``: of the model size."""
     for bracket in brackets(most_steps, eta):
         rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")
         for rung in bracket.rungs:

@@ -1,8 +1,7 @@
-"""Defines the smaller models and shorter trainings of a projection, and computes their sizes.
+"""Define the smaller models and shorter trainings of a projection, and compute their sizes.
 
-The size of a model is its parameters without embeddings and output projection (Kaplan et al. 2020). The parameters of
-the smallest models are nearly all embeddings, which grow with the width alone. ``steps: compute-optimal`` includes
-them, like Hoffmann et al. 2022.
+A model's size is its parameters without embeddings and output projection (Kaplan et al. 2020). ``steps:
+compute-optimal`` includes them, like Hoffmann et al. 2022.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@ class TrialConfigs:
     def __init__(
         self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int], *, compared: bool = True
     ) -> None:
-        """Take ``config``, which all trials share; held-out data is added if it has none.
+        """Take ``config``; held-out data is added if it has none. ``vocabulary``: returns the tokenizer's size.
 
-        ``vocabulary``: returns the tokenizer's size, for a model without its own. ``compared``: False if only the time
-        of trials is needed. Then an emulated device is allowed, although it has no loss.
+        ``compared``: False if only times are needed: an emulated device, which has no loss, is then allowed.
         """
         self._settings = settings
         timed_alone = not compared and config.compute.emulated is not None

@@ -175,11 +175,7 @@ class SweepFolder:
 
 
 def chosen_rate(place: str, option: str) -> tuple[float, Path]:
-    """Return the learning rate that a sweep chose, and the sweep's folder.
-
-    ``place``: that folder, or a folder with several sweeps, of which the newest counts. Raises InputError, which names
-    ``option``, if there is no sweep, if it is not done, or if it chose no rate.
-    """
+    """Return the chosen rate and folder of the (newest) sweep at ``place``. Raises InputError, naming ``option``."""
     root = expanded(place)
     folders = (
         [root] if _summary(root).is_file() else sorted(path for path in root.glob("*") if _summary(path).is_file())

@@ -57,10 +57,9 @@ class TrialServer:
         decide: Callable[[TrialEvent], Order],
         going_on: Callable[[TrialEvent], bool] = lambda _: True,
     ) -> TrialEvent:
-        """Train one trial to its end in a new process, and return its last event.
+        """Train one trial in a new process and return its last event. ``before_s``: seconds of earlier parts.
 
-        ``log``: file for its output. ``before_s``: seconds that earlier parts of it took. ``decide``: answers each
-        milestone. ``going_on``: gets every event, and ends the trial by returning False. Raises TrialLate or
+        ``decide``: answers each milestone. ``going_on``: gets every event; False ends the trial. Raises TrialLate or
         TrialFailed.
         """
         own_end, child_end = socket.socketpair()

@@ -1,7 +1,6 @@
-"""Trains one trial in its own process, forked by ``launch.fork_server``, and decides when it ends early.
+"""Train one trial in its own process, forked by ``launch.fork_server``, and decide when it ends early.
 
-At each milestone it reports and waits for the sweep's order. The decision depends on losses alone, not on when a
-message arrives. Standard output and error are the trial's log.
+At each milestone it waits for the sweep's order, which depends on losses alone.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ RESULT = "result.json"
 
 
 class Watching:
-    """Watches every step of a trial's training: sends heartbeats, reports milestones, and ends it if it diverges.
+    """Watches every step of a trial: sends heartbeats, reports milestones, and ends it if it diverges.
 
-    On an asynchronous device the loss of a step is known one step later. So on every device, decisions after N steps
-    use the losses of all but the last of them.
+    On every device, decisions after N steps use all losses but the last, because a device may be one step late.
     """
 
     def __init__(self, start: TrialStart, channel: Channel) -> None:
@@ -100,11 +98,7 @@ class Watching:
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Train the trial that the first message describes, in this forked process.
-
-    Return exit status 0 if it finished, else 1. ``descriptor``: socket to the sweep. ``parent``: process id whose end
-    also ends this process.
-    """
+    """Train the trial of the first message on socket ``descriptor``, as child of ``parent``. Return 0: finished."""
     die_with_parent(parent)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_trial_start()

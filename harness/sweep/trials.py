@@ -1,10 +1,7 @@
-"""Defines a trial, its milestones, and the protocol of strategies, which decide which trials run.
+"""Define a trial, its milestones, and the protocol of strategies, which decide which trials run.
 
-A strategy is a generator: it yields the plan of its next trial and receives the trial when that has ended. So one
-strategy can use another (``yield from``), and a killed sweep is resumed by sending the trials of its journal. A
-strategy must therefore not read a clock, nor draw anything that its seed does not determine.
-
-At a milestone a trial ends if it has fallen behind the others of its group.
+A strategy is a generator that yields plans and receives ended trials. So strategies can use another one (``yield
+from``), and a sweep is resumed from its journal. It must not read a clock, nor draw what its seed does not determine.
 """
 
 from __future__ import annotations
@@ -144,10 +141,9 @@ def milestones(steps: int) -> list[int]:
 
 
 def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
-    """Return True if a trial should end early, because its mean loss at this milestone is above the others' median.
+    """Return True if a trial's mean loss at this milestone is above the median of ``others`` like ``plan``.
 
-    Only trials that may end early are ended, not before :data:`EARLIEST_END` of their steps, and not with fewer than
-    :data:`MIN_PEERS` others. ``others``: of any group; those like ``plan`` count.
+    Only trials that may end early, from :data:`EARLIEST_END` of their steps on, with :data:`MIN_PEERS` others.
     """
     if not plan.ends_behind or steps < EARLIEST_END * plan.steps:
         return False

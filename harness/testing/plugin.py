@@ -1,7 +1,6 @@
 """Add a pytest fixture for regression checks: ``scenario(FILE, arm=...).no_slower_than(...)``.
 
-It works with and without pytest-benchmark. Every pytest in the environment loads this module, so everything except
-pytest is imported only when a test needs it.
+Every pytest in the environment loads this module, so the rest is imported only when a test needs it.
 """
 
 from __future__ import annotations
@@ -83,10 +82,9 @@ class _Scenario:
     def __call__(
         self, path: str | Path, arm: str, control: str | None = None, sets: list[str] | None = None
     ) -> Subject:
-        """Return the arm to check.
+        """Return the arm to check. ``path``: file relative to the current folder or pytest's root, or a shipped name.
 
-        ``path``: file relative to the current folder or pytest's root, or name of a shipped scenario.
-        ``control``: control under which the arm runs; None: as it is. ``sets``: overrides as for ``harness run --set``.
+        ``control``: of the arm; None: as it is. ``sets``: overrides as for ``harness run --set``.
         """
         from harness.testing.subject import Subject
 

@@ -34,11 +34,7 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Subject:
-    """Arm of a scenario (under a control, if given) that a test checks. The fixture ``scenario`` makes it.
-
-    ``sets``: overrides as for ``harness run --set``.
-    ``benchmark``: pytest-benchmark's fixture, which receives the rounds; None if it is not installed.
-    """
+    """Arm of a scenario, made by the fixture ``scenario``. ``benchmark``: pytest-benchmark's fixture, if installed."""
 
     path: Path
     arm: str
@@ -270,11 +266,7 @@ class Subject:
             pytest.skip(message)
 
     def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> None:
-        """Add both sides to pytest-benchmark's results as rounds, in seconds per step, in a separate group.
-
-        Its table, comparisons and histograms then show the arm beside its baseline. Do nothing without
-        pytest-benchmark.
-        """
+        """Add both sides as rounds (seconds per step), in a group of their own, if pytest-benchmark is there."""
         if self.benchmark is None:
             return
         from harness.regress.text import sentence

@@ -1,8 +1,7 @@
-"""Writes the batch script of a study, submits it to Slurm, and reads the states of the jobs.
+"""Write the batch script of a study (plain sbatch), submit it to Slurm, and read the states of the jobs.
 
-A user can read, edit and submit the script, which is plain sbatch. Each command has a time limit. Only sbatch, squeue
-and scontrol are used: sacct needs an accounting database, which small clusters do not have. squeue knows a job for some
-minutes after its end (MinJobAge). Later, only the job's own record is left.
+sacct is not used: it needs an accounting database. squeue knows a job for minutes after its end (MinJobAge); later,
+only the job's own record is left.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ KEPT_VARIABLES = ("PYTHONPATH", "HARNESS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "O
 
 @dataclass(frozen=True)
 class Submission:
-    """One batch script to submit: its study, blocks and Slurm settings.
-
-    ``folder``: contains the script, the logs and the jobs' records. ``nodes``: machines of a job.
-    ``force``: True to start runs that cannot fit into memory.
-    """
+    """One batch script: study, blocks and Slurm settings. ``folder``: for script, logs and the jobs' records."""
 
     study: Path
     folder: Path

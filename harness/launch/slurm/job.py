@@ -22,10 +22,7 @@ EXITS = {"done": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 @dataclass(frozen=True)
 class JobEnding:
-    """State of a job, which the job itself writes to a file at its begin and its end. Slurm forgets jobs.
-
-    ``status``: "running" if the job has not ended or was killed; "refused" if the study cannot run there.
-    """
+    """Record of a job, "running" until it writes its end; "refused": the study cannot run there."""
 
     job: str
     node: str

@@ -85,10 +85,7 @@ def print_script(plan: Plan, out: Path, force: bool = False) -> str:
 def submit_study(
     plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
 ) -> Outcome:
-    """Submit jobs that run ``plan`` in a new study under ``out``. With ``wait``, wait for them and gather their runs.
-
-    ``source``: file of the scenario. Raises InputError before anything is submitted if it cannot work.
-    """
+    """Submit jobs of ``plan`` in a new study under ``out``; ``wait``: gather their runs. Raises InputError before."""
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     check_slurm_here()

@@ -1,8 +1,6 @@
-"""Sends a finished study to the trackers of its scenario: first its runs, then its report.
+"""Send a finished study, or each part of a training, to the trackers of its scenario: its runs, then its report.
 
-A training (``harness train``) is sent part by part, after each part ends. The first tracker starts after all
-measurements, so trackers cannot slow a run. They work in parallel and share the scenario's time limit
-(``limits.tracking_s``). The time to build the report does not count.
+Trackers start after all measurements, so that they cannot slow a run, and share ``limits.tracking_s``.
 """
 
 from __future__ import annotations
@@ -89,11 +87,9 @@ def asked_of(record: StudyRecord) -> list[str]:
 
 @contextmanager
 def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
-    """Send the study in ``path`` to its trackers: its runs at the context's start, its report at the end.
+    """Send the study in ``path`` to its trackers: runs at the context's start, the report built within at its end.
 
-    The report is built within the context.
-    Losses of a tracker become a note of the study, shown in its report. If more is lost after the report was built,
-    ``rebuild`` is called to build it again.
+    Losses become a note of the study. If more is lost after the report was built, ``rebuild`` is called.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -118,11 +114,9 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Send part ``part`` of the training in ``path`` to the trackers ``asked``.
+    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, with ``files`` that exist.
 
-    Their files go into the training's folder tracking/. ``limit_s``: time limit in seconds.
-    ``files``: files to attach, if they exist.
-    Losses of a tracker are printed as a warning and noted in the training.
+    Losses are printed as a warning and noted in the training. ``limit_s``: time limit in seconds.
     """
     folder = StudyFolder(path)
     record = folder.read_study()

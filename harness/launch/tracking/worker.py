@@ -1,7 +1,6 @@
-"""Runs one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :class:`TrackerFeed`.
+"""Run one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :class:`TrackerFeed`.
 
-It reads one line of JSON per message and answers each with a line. A tracker may print, raise or hang: its output goes
-to stderr, its exceptions are sent as answers, and the parent ends this process.
+It answers each line of JSON with a line. A tracker may print, raise or hang: its output goes to stderr.
 """
 
 from __future__ import annotations

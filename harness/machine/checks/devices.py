@@ -1,7 +1,6 @@
-"""Check the NVIDIA driver, NVML with GPM, whether torch can use the devices, and which device profiles apply here.
+"""Check the NVIDIA driver, NVML, torch's use of devices, and device profiles.
 
-A machine without any device is ok. Without a known peak a report cannot give MFU. Profiles are imported when they are
-checked: a broken pydantic or yaml must cost only these lines.
+Profiles are imported when they are checked: a broken pydantic or yaml must cost only these lines.
 """
 
 from __future__ import annotations

@@ -131,10 +131,7 @@ _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own pro
 
 
 def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
-    """Return the line on whether py-spy may sample our processes. ``permissions``: what the kernel's settings allow.
-
-    ``py_spy``: result of trying it. ``remedy``: the fix to show if the kernel refuses it.
-    """
+    """Return the line on whether py-spy may sample our processes. ``remedy``: the fix if the kernel refuses it."""
     kernel = describe(permissions)
     if py_spy.broken:
         return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)

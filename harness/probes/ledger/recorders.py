@@ -1,11 +1,7 @@
 """Record the step ledger: phases of the main thread, and the stages of every batch.
 
-A loader worker records its stages; each batch carries them to the main process. The bare recorder keeps only the start
-and end of each step: the ledger's own cost is measured against such runs.
-
-The ledger is always on, so it must cost next to nothing. On a busy machine, its code and data are evicted from the
-caches between calls. So it touches little of both: it reads clocks and counters, and appends them to one list.
-``probes.ledger.rows`` converts them to rows after the run.
+It is always on, so it must cost next to nothing: it reads clocks and counters, and appends them to one list, which
+``probes.ledger.rows`` converts after the run. The bare recorder measures the ledger's own cost.
 """
 
 from __future__ import annotations
@@ -235,12 +231,7 @@ class BareRecorder(_MainRecorder):
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:
-    """Attach the run's probes in a loader worker; the loader's ``worker_init`` hook.
-
-    The worker ends when its parent ends.
-    ``parent``: see :func:`die_with_parent`. ``folder``: the run's folder.
-    Bind the first three arguments (functools.partial) before passing this to the loader.
-    """
+    """Attach the run's probes in a loader worker; the loader's ``worker_init`` hook with its first arguments bound."""
     die_with_parent(parent)
     if not probes.ledger:
         return

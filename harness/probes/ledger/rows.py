@@ -61,10 +61,9 @@ class Received(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One finished step of the ledger, times in ns.
+    """One finished step of the ledger, times in ns. ``contended_ns``: delay of the most delayed thread, if known.
 
-    ``phases_ns``: exclusive time of each phase, in the order of ``study.store.PHASES``; the sum is exactly ``wall_ns``.
-    ``contended_ns``: delay of the most delayed thread without a core; None if not recorded.
+    ``phases_ns``: exclusive times in the order of ``study.store.PHASES``, which sum to exactly ``wall_ns``.
     """
 
     step: int
@@ -198,11 +197,9 @@ class RowMaker:
 
 
 class BatchMoments(NamedTuple):
-    """Times of one batch in ns (CLOCK_MONOTONIC), made by :func:`recent_batches`.
+    """Times of one batch in ns (CLOCK_MONOTONIC). ``awaited``: True if its message arrived within its fetch.
 
-    ``began`` and ``ready``: start and end of its making; None if its maker recorded no stages.
-    ``received`` and ``taken``: end and start of the fetch in which the loop received it.
-    ``awaited``: True if its message arrived within that fetch.
+    ``began``, ``ready``: start and end of its making, if recorded. ``taken``, ``received``: start and end of its fetch.
     """
 
     began: int | None

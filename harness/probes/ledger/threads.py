@@ -18,9 +18,7 @@ SchedstatReading = tuple[bytes, ...]  # kernel's line of each thread; b"" if the
 class RunQueue:
     """Reader of the run-queue delay of the main thread and its native compute threads (such as OpenMP's).
 
-    ``compute_threads``: False to read the main thread only.
-    On a CPU device, the main thread waits at a barrier for the slowest compute thread. So a core taken from that thread
-    delays the step as much as a core taken from the main thread: see :func:`most_delayed_ns`.
+    On a CPU device, the main thread waits for the slowest compute thread, whose delay therefore counts as well.
     """
 
     def __init__(self, compute_threads: bool) -> None:
@@ -71,11 +69,10 @@ class RunQueue:
 
 
 def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
-    """Return how long (ns) the most delayed thread was runnable without a core between two readings.
+    """Return how long (ns) the most delayed thread was runnable without a core; None if a reading is empty.
 
-    None if a reading is empty. It is a lower bound if several threads were delayed one after the other.
-    Threads other than the main one are skipped if they hardly ever run (:data:`IDLE_WAITS`).
-    It is not known if the main thread waited for the delayed thread.
+    A lower bound if several were delayed in turn. Threads that hardly run (:data:`IDLE_WAITS`) do not count, but the
+    main one does.
     """
     if not before or not after:
         return None

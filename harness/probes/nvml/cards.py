@@ -23,10 +23,8 @@ class Card(NamedTuple):
 def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
     """Return the devices that CUDA shows, in its order: indices into ``uuids``, or UUIDs of MIG slices.
 
-    ``declared``: value of CUDA_VISIBLE_DEVICES; None if unset, which allows all devices.
-    ``uuids``: UUIDs of all cards, in NVML's order (PCI bus).
-    The rules are CUDA's: an entry is an index or the (beginning of a) UUID.
-    The first entry that is neither ends the list.
+    ``declared``: CUDA_VISIBLE_DEVICES, by CUDA's rules: the first entry that is no index or (beginning of a) UUID ends
+    the list.
     """
     if declared is None:
         return list(range(len(uuids)))
@@ -46,11 +44,7 @@ def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
 
 
 def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
-    """Return (visible cards, problems).
-
-    A problem is a line about a card that cannot be read or whose number is uncertain.
-    ``nvml``: module pynvml, initialised. Raises NVMLError if the cards cannot be counted.
-    """
+    """Return (visible cards, problems, one line each). Raises NVMLError if the cards cannot be counted."""
     cards: list[Card] = []
     problems: list[str] = []
     handles: list[Any] = []
@@ -115,10 +109,9 @@ def reason_of(nvml: Any, error: Any) -> str:
 
 
 class Reader:
-    """Base class for a reader of one card's related metrics. ``text`` names them in messages.
+    """Base class for a reader of one card's metrics, named ``text`` in messages.
 
-    ``rate``: "fast" reads at every deadline, "slow" about once a second.
-    "slow, inside" is like "slow", but never reads after a repetition.
+    ``rate``: "fast" at every deadline, "slow" about once a second; "slow, inside" never after a repetition.
     """
 
     rate: Literal["fast", "slow", "slow, inside"] = "fast"

@@ -1,9 +1,7 @@
 """Read NVIDIA's counters in the sampling process: power, energy, clocks, utilisation, throttling (nvidia-ml-py).
 
-Sources are "nvml:N", where N is the device's number in CUDA. A metric that a card lacks is reported once, with the
-reason, and not read again. A lost card is reported once; the others are still read. A counter (energy) is sampled as
-its growth since the last reading, everything else as its current value. Every call has a timeout: a driver in trouble,
-for example with a lost card, may not answer for minutes.
+Sources are "nvml:N", N as in CUDA. A lacking metric or a lost card is reported once. Energy is sampled as growth, all
+else as current value. Every call has a timeout, because a driver in trouble may not answer for minutes.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ SLOW_NS = 1_000_000_000
 
 
 def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:
-    """Return (collector of the visible cards, problems). The collector is None if no card can be read.
-
-    ``problems``: one line each. Without a driver, ``wanted="auto"`` reports nothing, and True reports the missing
-    driver.
-    """
+    """Return (collector or None, problems). Without a driver, only ``wanted=True`` makes this a problem."""
     has_driver = has_nvidia_driver()
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # importing the bindings takes longer than detecting a missing driver
@@ -170,10 +164,9 @@ NVML_READ_LIMIT_S = 20
 def open_with_timeout(
     series: SampleSeries, wanted: Literal["auto", True], timeout_s: int | None = None
 ) -> tuple[TimedNvml | None, list[str]]:
-    """Return (collector, problems) as ``collector.open_nvml`` does, for a driver that may hang.
+    """Return (collector, problems) as :func:`open_nvml`, in a thread. A hang or any exception is a problem.
 
-    A hanging driver, or any exception, is a problem, and the collector is then None.
-    ``timeout_s``: limit in seconds for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
+    ``timeout_s``: limit for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
     """
     gate, worker = ClosableSeries(series), Worker("nvml")
     try:

@@ -1,12 +1,8 @@
 """Define the readers of one card's metrics: the NVML calls of each, its units, and its rate.
 
-A call costs some tens of microseconds; the list of processes costs more. PCIe throughput without GPM is a count over
-20 ms for which the call blocks. So it is read once a second, one direction at a time, and never after a repetition.
-
-GPM are the performance counters of Hopper and newer cards: activity of SMs, tensor cores, DRAM and links. A reading is
-the difference of two snapshots. The card refreshes its counters every 100 ms, so two snapshots must be further apart
-than that (nvmlGpmMetricsGet in the NVML reference). The first snapshot of a repetition is its baseline, so activity of
-other runs before it does not count. A repetition shorter than 100 ms has no reading.
+PCIe throughput without GPM blocks for 20 ms, so it is read once a second, in one direction, never after a repetition.
+GPM are the counters of Hopper and newer cards: differences of two snapshots at least 100 ms apart, the card's refresh
+time (nvmlGpmMetricsGet). A repetition's first snapshot is its baseline, and a shorter one has no reading.
 """
 
 from __future__ import annotations
@@ -232,10 +228,7 @@ class Processes(Reader):
 
 
 def is_sibling(pid: int, own: set[int]) -> bool:
-    """Return True if process ``pid`` is a run of another arm of the same study. ``own``: processes of this run.
-
-    Such a run is suspended between its repetitions: it does not compute, but keeps its memory on the card.
-    """
+    """Return True if ``pid`` is a suspended run of another arm of the study, which keeps memory on the card."""
     study = _study(pid)
     return study is not None and study in {_study(own_pid) for own_pid in own} - own
 

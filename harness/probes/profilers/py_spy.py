@@ -1,8 +1,7 @@
-"""Sample the stacks of this process and its children with py-spy: a window with clock marks, and one for a flame graph.
+"""Sample the stacks of this process and its children with py-spy (github.com/benfred/py-spy).
 
-py-spy (github.com/benfred/py-spy) reads stacks from outside and suspends a process for each reading, so sampled steps
-are not measured. It writes one format at a time, so it runs twice. The first run writes chrometrace, the only format
-with times. The second one writes the flame graph, which has only running threads.
+It suspends a process for each reading, so sampled steps are not measured. It writes one format at a time, so it runs
+twice: for chrometrace, the only format with times, and for the flame graph.
 """
 
 from __future__ import annotations
@@ -55,10 +54,7 @@ class PySpySettings(ProbeSettings):
 
 
 class PySpy(Probe):
-    """Probe that samples the stacks of this process and its children. ``folder``: the run's folder, for its files.
-
-    An error of py-spy becomes one line in ``problems``, with the fix; the run continues without its stacks.
-    """
+    """Probe that samples stacks of this process and its children into ``folder``. Its errors become ``problems``."""
 
     settings_type = PySpySettings
 
@@ -200,10 +196,7 @@ def _ended(recording: SpyRecording) -> Iterator[None]:
 
 
 def _spin_marks(first: int, rate_hz: int) -> Iterator[tuple[int, int]]:
-    """Run :data:`MARKS` clock marks: functions that spin, named by their numbers from ``first`` on.
-
-    Yield (start, end) of each in ns (CLOCK_MONOTONIC). ``rate_hz``: py-spy's rate, which sets their length.
-    """
+    """Spin in functions named ``first``, ... as clock marks; yield (start, end) in ns. ``rate_hz`` sets the length."""
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + int(GAP_PERIODS / rate_hz * 1e9))
         name = f"{MARK}{number}"

@@ -1,7 +1,7 @@
 """Run torch.profiler for a window of steps, in the main process and in its loader workers.
 
-The profiler slows the recorded steps, so a profiled run measures nothing else. Outside its window, the profiler is not
-attached. It writes files into the run's folder (``harness.study.traces.kineto`` names and reads them).
+It slows the recorded steps, so a profiled run measures nothing else. ``harness.study.traces.kineto`` names and reads
+the files.
 """
 
 from __future__ import annotations
@@ -76,11 +76,7 @@ class TorchProfiler(Probe):
             profile_worker(settings, folder, worker_id)
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take the steps of the whole schedule (wait, warm-up, active; repeated), and write a file per window.
-
-        ``next_step()`` takes one step and returns its number. ``recorder``: the attached recorder. The profile
-        shows its phases, and the last step ends before the profile is written.
-        """
+        """Take the steps of the whole schedule, and write a file per window. ``next_step()`` takes one step."""
         from torch.profiler import schedule
 
         schedule_ = self._settings
@@ -252,10 +248,5 @@ class WorkerProfile:
 def profile_worker(
     settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS
 ) -> None:
-    """Start to profile this loader worker, with its stages.
-
-    Call it before any batch: it replaces the worker's recorder.
-    The profile is written to ``folder`` once the windows of the ``TorchProfiler`` there are over, or when the worker
-    ends.
-    """
+    """Profile this loader worker until its end or that of the windows. Call it before any batch."""
     WorkerProfile(settings, folder, worker_id, most_events)

@@ -1,7 +1,4 @@
-"""Create a torch.profiler from the settings, mark the ledger's phases in its trace, and write the trace to a file.
-
-The trace's header gets facts such as the offset of the realtime clock from CLOCK_MONOTONIC, to align timestamps.
-"""
+"""Create a torch.profiler, mark the ledger's phases in its trace, and write the trace with both clocks' offset."""
 
 from __future__ import annotations
 
@@ -136,9 +133,8 @@ _STAGES = frozenset(STAGES)
 
 
 class TorchSpans:
-    """Recorder that forwards every call to ``inner`` and also marks each phase and stage in torch's profile.
+    """Recorder that also marks each phase and stage in torch's profile (12 us each), in a profiling window only.
 
-    A mark (``record_function``) takes 12 us, so this is attached only within a profiling window.
     ``on_batch`` is called after each batch that this process has made.
     """
 

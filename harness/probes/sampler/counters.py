@@ -1,8 +1,7 @@
-"""Read the kernel's counters of the machine, of the run's control groups, and of one process (/proc; proc(5)).
+"""Read the kernel's counters of the machine, the run's control groups, and one process, from outside (proc(5)).
 
-CPU, run-queue delay, memory, pressure, limits, throttling and disk. Processes are read from
-outside. Such a reading costs 20 to 30 microseconds, and 20 more per thread, so it is taken about once a second. The CPU
-time alone costs one microsecond and is precise to the nanosecond (the process's CPU-time clock).
+A full reading takes 20 to 30 microseconds, and 20 more per thread. CPU time alone costs one, and is precise to the
+nanosecond.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ class SystemCounters:
         return (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
 
     def counters(self) -> dict[tuple[str, str], float]:
-        """Return counts so far by (metric, unit): pressure, and throttling by the CPU quota if there is one.
-
-        ``*_pressure_s``: seconds in which some process waited for that resource (Documentation/accounting/psi.rst).
-        """
+        """Return counts so far by (metric, unit): waits (accounting/psi.rst), and throttling by the CPU quota."""
         totals: dict[tuple[str, str], float] = {}
         for resource, descriptor in self._pressure.items():
             if descriptor is not None and (total_us := _pressure_us(descriptor)) is not None:
@@ -140,11 +136,7 @@ class ProcessCounters:
         return counters, float(fields[21]) * _PAGE_BYTES
 
     def pss_bytes(self) -> float | None:
-        """Return the proportional set size in bytes (a shared page is divided by its users).
-
-        None if the process has ended or may not be read.
-        The kernel walks all its page tables, which takes milliseconds for a process with gigabytes.
-        """
+        """Return the proportional set size in bytes, if readable. It takes milliseconds for gigabytes."""
         try:
             with open(f"/proc/{self.pid}/smaps_rollup", "rb") as file:
                 text = file.read()

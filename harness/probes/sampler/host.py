@@ -1,7 +1,7 @@
 """Read the host's side of one run: CPU use and waits of its processes, CPU use of others, and limits.
 
-A counter's sample is its growth since the last reading. ``interval_s`` (source "host") is the time since then. So for
-any set of samples, sum / sum of ``interval_s`` is the mean rate. Sources: "host" (machine), "host:ROLE" (process).
+A counter's sample is its growth, and ``interval_s`` (source "host") its time, so sum / sum of ``interval_s`` is the
+mean rate of any set of samples. Sources: "host" (machine), "host:ROLE" (process).
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class RepetitionLoad:
         self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
 
     def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
-        """End a repetition; the arguments are those of :meth:`begin`.
+        """End a repetition. Return (metric, cores) of own, other and stolen CPU time.
 
-        Return (metric, cores) of own, other and stolen CPU time.
         Empty if the machine's CPU time is unknown, or until the unreported repetitions last LEAST_SAMPLED_S.
         """
         if machine is None or self._before is None:

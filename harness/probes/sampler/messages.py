@@ -1,7 +1,4 @@
-"""Define what a run and its sampling process exchange: settings, one JSON line per message, and packed samples.
-
-Samples follow an answer's line. They are packed by series, 16 bytes each, and unpacked in the run.
-"""
+"""Define messages of a run and its sampling process: one JSON line each, and packed samples after an answer."""
 
 from __future__ import annotations
 
@@ -49,10 +46,9 @@ class SampleSeries:
         columns[1].append(value)
 
     def take(self) -> tuple[list[SeriesHeader], bytes]:
-        """Return (header, payload) of all samples since the last call, and drop them here.
+        """Return (header, payload) since the last call, and drop them here.
 
-        Header: (source, metric, unit, count) of each series. Payload: per series its times, then its values, 8 bytes
-        each.
+        Header: (source, metric, unit, count) per series. Payload: per series times, then values, 8 bytes each.
         """
         packed, self._packed = self._packed, {}
         # A value is added after its time: a thread between the two has not added its sample yet.

@@ -34,13 +34,10 @@ EXIT_S = 5
 
 
 class Sampler(Probe):
-    """Probe with a separate sampling process, which ends with this one.
+    """Probe with a separate sampling process. If it fails, the run continues and ``problems`` has the reason.
 
-    If it fails, the run continues and ``problems`` has the reason.
-    ``pids``: function that returns the run's processes and their roles, called whenever steps begin.
-    Roles are main, loader-K, and for other ranks rank-K, rank-K-child-N.
-    After :meth:`close`, ``samples`` is the samples table.
-    ``taken`` and ``missed`` count readings by source (host, nvml) in finished repetitions.
+    ``pids`` returns the run's processes by role: main, loader-K, rank-K, rank-K-child-N. ``taken`` and ``missed`` count
+    readings by source. ``samples`` is the table after :meth:`close`.
     """
 
     settings_type = SamplerSettings

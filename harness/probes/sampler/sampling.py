@@ -1,7 +1,6 @@
 """Run the sampling process: wait for orders, read its collectors at absolute deadlines, and answer.
 
-Deadlines are ``start + k x period``, so a late reading does not delay the next one. A deadline without its own reading
-counts as missed, for every collector.
+Deadlines are ``start + k x period``. One without its own reading counts as missed, for every collector.
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ LATE_NS = 1_000_000_000  # after a repetition: a later last reading would includ
 
 
 class Collector(Protocol):
-    """Reader of one source of samples in the sampling process.
-
-    Its methods add samples to the series that it was created with.
-    ``source``: name such as "host". ``problems``: lines that are sent with the next answer.
-    """
+    """Reader of one source (such as "host") into its series. ``problems`` are sent with the next answer."""
 
     source: str
     problems: list[str]
@@ -64,11 +59,7 @@ class Deadlines:
 
 
 class Sampling:
-    """Main loop of the sampling process: takes orders from the run, reads the collectors, and answers.
-
-    ``problems``: lines that are sent with the first answer.
-    ``orders`` and ``answers``: file descriptors to read from and write to.
-    """
+    """Main loop of the sampling process: takes orders from the run, reads the collectors, and answers."""
 
     def __init__(
         self,

@@ -15,10 +15,7 @@ _ORDER = ("main", "loader-")
 
 
 def speedscope(samples: pa.Table) -> JsonObject:
-    """Return the content of a speedscope file for a table of :func:`harness.study.traces.py_spy.read_stacks`.
-
-    Values are nanoseconds since the first sample of all threads. A sample's weight is the time until the next one.
-    """
+    """Return a speedscope file for a table of ``read_stacks``, in ns. A sample's weight is the time to the next one."""
     frames: dict[str, int] = {}
     threads: dict[tuple[int, int, str], list[tuple[int, int, list[int]]]] = {}
     for row in samples.to_pylist():
