@@ -30,7 +30,7 @@ from harness.explain.wall import (
     START_UP,
 )
 from harness.launch.study import now
-from harness.machine.checks.check import count
+from harness.machine.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, session_of

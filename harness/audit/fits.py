@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.audit.checks import Setting, setting_of, step_s, tokens_per_step
-from harness.audit.flops import Convention
+from harness.audit.checks import Convention, Setting, setting_of, step_s, tokens_per_step
 from harness.audit.policy import ODD_FIXED_RATIO
 from harness.audit.solve import FittedReading
 from harness.audit.table import AuditRow, Table

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb, prod
 
-from harness.audit.checks import AuditCheck, AuditStatus, Setting
-from harness.audit.flops import Convention
+from harness.audit.checks import AuditCheck, AuditStatus, Convention, Setting
 from harness.audit.policy import (
     AS_FAR_OFF_RATIO,
     FIRM_CHANCE,
@@ -22,7 +21,7 @@ from harness.audit.policy import (
     UNEXPLAINED_SHARE,
     WITNESS_ROWS_MIN,
 )
-from harness.audit.readings import FIELDS, in_unit
+from harness.audit.readings import FIELDS, Readings, in_unit
 from harness.audit.scatter import (
     PER_DEVIATION,
     Relation,
@@ -34,7 +33,6 @@ from harness.audit.scatter import (
     worst,
 )
 from harness.audit.solve import Excluded, FittedReading, UnknownKind
-from harness.audit.specificity import Readings
 from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak
 
 

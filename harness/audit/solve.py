@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log2, sqrt
 from typing import Literal
 
-from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
-from harness.audit.flops import Convention
+from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Convention, Setting, fits, rates, witnesses
 from harness.audit.policy import LENGTH_STEP, SEQUENCE_SHORTEST, VALUES_TRIED_MAX
 from harness.audit.table import AuditRow, Interval, common
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import floor, log10
 
-from harness.audit.checks import DURATION, AuditCheck, CheckReason
+from harness.audit.checks import DURATION, Attention, AuditCheck, CheckReason, Convention, Weights
+from harness.audit.checkup import Audit, RowAudit
 from harness.audit.fits import Clue, Fit, Traffic
-from harness.audit.flops import Attention, Convention, Weights
 from harness.audit.gains import Gain, GainVerdict, Incomparable, NotComparable, unexplained
 from harness.audit.policy import COARSE_DIGITS, LENGTH_STEP, READINGS_NAMED, ROWS_NAMED
-from harness.audit.result import Audit, RowAudit
 from harness.audit.scatter import Scatter
 from harness.audit.solve import SOLVED_ROUNDING, Excluded, FittedReading, NamedPeak, UnknownKind
 from harness.audit.table import Interval, Table

@@ -38,8 +38,8 @@ from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrde
 from harness.launch.ranks import EXCHANGE, ClockOffset, OtherRanks, RankFailedError, align_tables, compare_clocks
 from harness.probes.ledger.recorders import BareRecorder, StepRecorder
 from harness.probes.ledger.threads import RunQueue
+from harness.probes.probe import ProbeSet, RunProbes
 from harness.probes.profilers.torch_session import realtime_minus_monotonic
-from harness.probes.run_probes import ProbeSet, RunProbes
 from harness.study.records import RunFacts, RunRecord
 from harness.study.store import StudyFolder
 from trainer import telemetry

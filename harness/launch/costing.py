@@ -6,17 +6,22 @@ during the start. If checkpoints are saved, one more step saves one, and a few m
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from harness.judge.cost import ArmMeasurement, ArmWork, Undertaking, passes_within, training_work
 from harness.judge.policy import COSTED_STEPS, STEPS_AFTER_CHECKPOINT, WORST_OF_STEPS
 from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
+from harness.launch.channel import KILLED_S, LOOK_S, looks
 from harness.launch.child import EVALUATED
 from harness.launch.more_warmup import most_waiting_steps
 from harness.launch.study import StudyOptions, run_study
@@ -25,11 +30,13 @@ from harness.study.contract import PROFILED
 from harness.study.store import StudyFolder
 from trainer.config import CheckpointConfig, EvaluationConfig, TrainerConfig
 from trainer.errors import InputError
+from trainer.lifetime import die_with_parent
 
 if TYPE_CHECKING:
-    from harness.launch.training_progress import Goal
+    from harness.launch.progress import Goal
     from harness.scenario.plan import Arm, Plan
     from harness.study.run_data import RunData
+
 
 ALONE = ProbesConfig(host=False, nvml=False)  # a training has no sampler
 
@@ -316,3 +323,60 @@ def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[Arm
                 f"{steps or arm.config.steps:,} steps; give more steps (--steps counts those before it, too)"
             )
     return tuple(work_of_training(arm.config, steps or arm.config.steps) for arm in arms_of(plan, of))
+
+
+Result = TypeVar("Result")
+_INTERRUPTED = 130
+
+
+def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
+    """Return the (picklable) result of ``call``, run in a forked process, or raise its exception.
+
+    Call it before this process computes or tokenizes anything. Raises InputError after ``limit_s`` seconds, naming
+    ``what``.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(call, sender, os.getpid()))
+    process.start()
+    sender.close()
+    try:
+        for _ in range(looks(limit_s)):
+            if receiver.poll(min(LOOK_S, limit_s)):
+                break
+        else:
+            raise InputError(f"{what} did not end within {limit_s:,.0f} s (process {process.pid})")
+        with suppress(EOFError):
+            payload, error = pickle.loads(receiver.recv_bytes())
+            if error is not None:
+                raise error
+            result: Result = payload
+            return result
+        process.join(KILLED_S)
+        if process.exitcode == _INTERRUPTED:
+            raise KeyboardInterrupt
+        raise InputError(f"{what} ended with status {process.exitcode} without a message")
+    finally:
+        if process.is_alive():
+            process.join(1)
+        if process.is_alive():
+            process.terminate()  # Like after Ctrl-C, its own children end with it.
+            process.join(KILLED_S)
+            process.kill()
+        receiver.close()
+
+
+def _answer(call: Callable[[], object], channel: Connection, parent: int) -> None:
+    die_with_parent(parent)
+    result, raised = None, None
+    try:
+        result = call()
+    except KeyboardInterrupt:
+        os._exit(_INTERRUPTED)
+    except Exception as error:
+        raised = error
+    try:
+        answer = pickle.dumps((result, raised))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:  # Each class has another error for this.
+        answer = pickle.dumps((None, RuntimeError(f"{raised or 'its result'} cannot be sent: {error}")))
+    channel.send_bytes(answer)

@@ -20,7 +20,7 @@ from harness.machine.capacity import (
     read_shared_memory,
 )
 from harness.machine.cgroup import find_group, memory_limit
-from harness.machine.checks.check import size
+from harness.machine.check import size
 from harness.machine.environment import available_memory_bytes
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.processes import RANK_NAME, STATES, ProcessState, read_process, read_session

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from harness.launch.needs import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
 from harness.launch.out_of_memory import largest_vocabulary
 from harness.launch.preparation import check_devices
-from harness.machine.checks.check import Check, count, fail, ok, warn
+from harness.machine.check import Check, count, fail, ok, warn
 from harness.machine.software import missing_commands
 from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED

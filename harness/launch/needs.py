@@ -16,9 +16,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.machine.capacity import Needs, read_memory
+from harness.machine.capacity import Needs, check_needs, read_memory
 from harness.machine.cgroup import find_group, memory_limit
-from harness.machine.checks.capacity import check_needs
 from harness.machine.environment import available_memory_bytes, has_nvidia_driver
 from harness.machine.gpu import free_gpu_memory
 from trainer.config import DataConfig, TrainerConfig

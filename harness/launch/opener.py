@@ -18,7 +18,7 @@ from harness.launch.facts import facts_of_run
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import attach_in_worker
 from harness.probes.ledger.threads import RunQueue
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from trainer import telemetry
 from trainer.model_files import objective_of
 from trainer.ranks import ALONE, Rank

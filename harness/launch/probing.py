@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.probes.probe import ProbeSettings
+from harness.probes.probe import PROBES, ProbeSettings, RunProbes
 from harness.probes.profilers.torch_session import TorchProfilerSettings
-from harness.probes.run_probes import PROBES, RunProbes
 from harness.probes.sampler.messages import SamplerSettings
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from trainer.json_types import JsonObject, section

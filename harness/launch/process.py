@@ -20,7 +20,7 @@ from harness.launch.nodes import Nodes, nodes_of_record, ranks_of_a_node
 from harness.launch.out_of_memory import advice_for_a_killed_run
 from harness.launch.protocol import RECORD_FIELDS, DataMessage, RepetitionOrder, RunEvent, RunOrder, StartMessage
 from harness.machine.capacity import session_peak_bytes
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from harness.study.contract import RANK_FILES, RUN_FILES
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder

@@ -118,7 +118,7 @@ class StartMessage(TypedDict):
 
     record: JsonObject  # RECORD_FIELDS of the run
     study: str  # the study's folder
-    probes: JsonObject  # see probes.run_probes
+    probes: JsonObject  # see probes.probe
     beat_s: NotRequired[float]  # interval of the run's heartbeat
     data: NotRequired[DataMessage]  # The run fails if its data differ. Not sent to another state of the code.
     nodes: NotRequired[NodesMessage]

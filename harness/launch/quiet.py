@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.launch.progress import announced
-from harness.machine.checks.processors import OTHER_SHARE
-from harness.machine.cpu import Load, allowed_cpus, load_between, read_counters
+from harness.machine.cpu import OTHER_SHARE, Load, allowed_cpus, load_between, read_counters
 from trainer.errors import InputError, visible
 
 QUIET_CORES = 0.25

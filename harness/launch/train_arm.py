@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from harness.launch.choose_workers import refuse_auto
 from harness.launch.preparation import check_devices, check_writable
+from harness.launch.progress import Goal
 from harness.launch.study import only_one
 from harness.launch.training import Trained, Training, TrainingOptions
 from harness.launch.training_files import CHECKPOINTS
-from harness.launch.training_progress import Goal
 from harness.launch.training_records import TrainingRecords
 from harness.study.store import StudyFolder
 from trainer.config import CheckpointConfig, TrainerConfig

@@ -1,4 +1,4 @@
-"""Read facts about this machine, judged by ``harness doctor`` (``checks``) and read by probes and launch.
+"""Read facts about this machine, for probes and launch, and judge them for ``harness doctor`` (``check_*``).
 
 A function that reads files takes the root of the file system. A missing or unreadable file gives None.
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.machine.capacity import read_memory
 from harness.machine.cgroup import cpu_quota, find_group, memory_limit
 from harness.machine.cpu import allowed_cpus, read_frequency
+from harness.machine.files import ROOT, read_fields
 from harness.machine.gpu import driver_loaded
 from harness.machine.packages import PACKAGES, package_version
 from trainer.json_types import Json, JsonObject
@@ -97,7 +98,7 @@ def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
         packages={package: package_version(package) for package in PACKAGES},
         git_commit=describe_checkout(checkout),
         os=f"{platform.system()} {platform.release()}",
-        cpu=_cpu_name(),
+        cpu=read_fields(ROOT / "proc/cpuinfo", ":").get("model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         cpu_quota_cores=None if quota is None else quota.cores,
         cpu_governor=", ".join(clock.governors) or None,
@@ -129,11 +130,3 @@ def available_memory_bytes() -> int | None:
         return None
     limit = memory_limit(find_group("memory"))
     return available if limit is None or limit.free_bytes is None else min(available, limit.free_bytes)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

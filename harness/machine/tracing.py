@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.machine.check import REINSTALL, Check, ok, warn
 from harness.machine.files import ROOT, read_fields, read_int, to_int
 from harness.machine.limits import output_of
 
@@ -156,3 +158,42 @@ def _has_capability(mask: str | None) -> bool | None:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+INSTALL_PY_SPY = "python -m pip install py-spy"
+BROKEN = f"{REINSTALL} py-spy, or do without: probes.py_spy: false in the scenario"
+_REFUSED = re.compile(r"permission denied|operation not permitted|EPERM", re.IGNORECASE)  # py-spy 0.4.3
+_SCOPES = {0: "0, own processes", 1: "1, processes that allow it", 2: "2, CAP_SYS_PTRACE only", 3: "3, disabled"}
+_PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
+
+
+def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
+    """Return the line on whether py-spy may sample our processes. ``remedy``: the fix if the kernel refuses it."""
+    kernel = describe(permissions)
+    if py_spy.broken:
+        return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)
+    finding = f"{kernel}; py-spy {py_spy.version or 'not found'}"
+    if py_spy.problem is None:
+        return ok("ptrace", f"{finding}, tested: it can sample harness processes")
+    if py_spy.version is None:
+        return warn("ptrace", f"{finding} ({py_spy.problem}): no stacks in reports", INSTALL_PY_SPY)
+    refused = _REFUSED.search(py_spy.problem) is not None
+    return warn("ptrace", f"{finding}, tested: {py_spy.problem}", remedy if refused else f"{INSTALL_PY_SPY} --upgrade")
+
+
+def describe(permissions: Permissions) -> str:
+    """Format Yama's scope, the capability CAP_SYS_PTRACE and the seccomp filter as one line."""
+    scope = permissions.yama_scope
+    parts = ["no Yama" if scope is None else f"Yama scope {_SCOPES.get(scope, scope)}"]
+    if permissions.capable is not None:
+        parts.append("CAP_SYS_PTRACE" if permissions.capable else "no CAP_SYS_PTRACE")
+    if permissions.seccomp_filter:
+        parts.append("a seccomp filter")
+    return ", ".join(parts)
+
+
+def check_perf(permissions: Permissions) -> Check:
+    level = permissions.perf_event_paranoid
+    if level is None:
+        return ok("perf", "not in this kernel (not needed)")
+    return ok("perf", f"perf_event_paranoid {level}: {_PERF.get(level, 'nothing')} (not needed)")

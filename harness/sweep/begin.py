@@ -13,13 +13,11 @@ from harness.launch.study import create_folder, now, only_one
 from harness.machine.environment import has_nvidia_driver, record_environment
 from harness.study.store import StudyFolder
 from harness.sweep.budget import spent_by
-from harness.sweep.journal import require_optuna
 from harness.sweep.load import LoadedSweep
-from harness.sweep.model import SweepConfig
+from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.pilot import refuse_too_much
 from harness.sweep.run import SweepCost, SweepEnded, SweepRun
-from harness.sweep.space import TrialConfigs
-from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.store import SweepFolder, SweepRecord, require_optuna
 from harness.sweep.trials import TrialPlan
 from trainer.config import TrainerConfig
 from trainer.errors import InputError

@@ -8,8 +8,7 @@ from typing import Literal
 
 from harness.judge.cost import HOUR_S, SpendingLimit, cost_of_trials, usd_of
 from harness.launch.costing import work_of_training
-from harness.sweep.model import SweepBudget
-from harness.sweep.space import TrialConfigs
+from harness.sweep.model import SweepBudget, TrialConfigs
 from harness.sweep.store import Pilot
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 

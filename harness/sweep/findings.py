@@ -9,7 +9,7 @@ from typing import Literal
 
 from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum, fit_optimum
 from harness.sweep.power_law import Extrapolation, Projection, project
-from harness.sweep.sizes import ProjectionPlan
+from harness.sweep.projection import ProjectionPlan
 from harness.sweep.trials import Trial
 
 ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]

@@ -16,8 +16,7 @@ from harness.scenario.overrides import DottedKeyError, expand, flatten, has, mer
 from harness.scenario.plan import make_plan
 from harness.scenario.yaml import Document, Mark, parse_document
 from harness.sweep.model import SweepBudget, SweepConfig
-from harness.sweep.projection import MupStrategy
-from harness.sweep.sizes import ModelSize
+from harness.sweep.projection import ModelSize, MupStrategy
 from harness.sweep.strategies import TAGGED
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line

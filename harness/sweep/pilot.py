@@ -10,11 +10,10 @@ from statistics import median
 from harness.launch.protocol import TrialEvent, TrialStart
 from harness.sweep import messages
 from harness.sweep.budget import BudgetOver, Spending, need_of, needs_by_size, plan_of, shortage
-from harness.sweep.model import SweepConfig
+from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.projection import projection_of
-from harness.sweep.space import TrialConfigs
 from harness.sweep.store import Pilot
-from harness.sweep.trial_process import TrialFailed, TrialLate, TrialServer
+from harness.sweep.trial_run import TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import SearchSpace, TrialPlan
 from trainer.config import TrainerConfig
 from trainer.errors import InputError

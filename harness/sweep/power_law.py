@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import student_t
 from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum
-from harness.sweep.sizes import ProjectionPlan, Unit
+from harness.sweep.projection import ProjectionPlan, Unit
 from trainer.json_types import JsonObject
 
 MIN_SIZES = 3  # number of distinct sizes; any two lie on a line

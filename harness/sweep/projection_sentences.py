@@ -19,7 +19,7 @@ from harness.sweep.power_law import (
     PowerLaw,
     Projection,
 )
-from harness.sweep.sizes import Unit
+from harness.sweep.projection import Unit
 
 _OF: dict[Unit, str] = {
     "parameters": "parameters without embeddings and output projection",

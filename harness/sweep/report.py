@@ -15,12 +15,11 @@ from harness.sweep.begin import recorded_sweep
 from harness.sweep.budget import Spending, spent_by
 from harness.sweep.findings import SweepFindings, diverged_rates, findings
 from harness.sweep.fit import LearningRateOptimum
-from harness.sweep.journal import TrialJournal
 from harness.sweep.messages import rate
 from harness.sweep.model import SweepConfig
 from harness.sweep.picture import has_picture, loss_over_rate, rate_over_size, training_loss_over_rate
 from harness.sweep.projection import projection_of
-from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.store import SweepFolder, SweepRecord, TrialJournal
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig
 from trainer.files import write_text

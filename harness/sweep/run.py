@@ -17,13 +17,11 @@ from harness.launch.protocol import TrialEvent, TrialStart
 from harness.launch.study import now
 from harness.sweep import messages
 from harness.sweep.budget import BudgetOver, TrialsNeed, limit_s, need_of, needs_by_size, shortage, spent_by
-from harness.sweep.journal import TrialJournal
 from harness.sweep.messages import SweepProgress
-from harness.sweep.model import SweepConfig
+from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.pilot import PILOT_STEPS, pilots_of, refuse_too_much, time_steps, train_pilot
-from harness.sweep.space import TrialConfigs
-from harness.sweep.store import PILOT, SweepFolder, SweepRecord, SweepStatus, Taken
-from harness.sweep.trial_process import Order, TrialFailed, TrialLate, TrialServer
+from harness.sweep.store import PILOT, SweepFolder, SweepRecord, SweepStatus, Taken, TrialJournal
+from harness.sweep.trial_run import Order, TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import Trial, TrialPlan, is_behind, milestones
 from trainer.errors import InputError
 from trainer.json_types import JsonObject

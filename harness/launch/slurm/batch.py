@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.checks.check import span
+from harness.machine.check import span
 from harness.machine.software import missing_commands
 from trainer.config import SlurmConfig
 from trainer.errors import InputError, one_line

@@ -30,7 +30,7 @@ from harness.probes.ledger.rows import (
     recent_batches,
 )
 from harness.probes.ledger.threads import RunQueue
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from trainer import telemetry
 from trainer.lifetime import die_with_parent
 from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Recorder, Validation

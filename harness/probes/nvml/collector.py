@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from time import monotonic_ns
@@ -15,13 +16,74 @@ from typing import Any, Literal
 
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.limits import Worker
-from harness.probes.nvml.cards import FINAL, LOST, Card, Reader, find_cards, is_one_of, reason_of
-from harness.probes.nvml.metrics import make_readers
+from harness.probes.nvml.metrics import FINAL, LOST, Card, Reader, is_one_of, make_readers, reason_of
 from harness.probes.sampler.messages import ClosableSeries, SampleSeries
 from trainer.errors import in_words
 
 MAX_READING_FAILURES = 3  # consecutive failures after which a metric is dropped
 SLOW_NS = 1_000_000_000
+
+
+def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
+    """Return the devices that CUDA shows, in its order: indices into ``uuids``, or UUIDs of MIG slices.
+
+    ``declared``: CUDA_VISIBLE_DEVICES, by CUDA's rules: the first entry that is no index or (beginning of a) UUID ends
+    the list.
+    """
+    if declared is None:
+        return list(range(len(uuids)))
+    devices: list[int | str] = []
+    for entry in (part.strip() for part in declared.split(",")):
+        if entry.startswith("MIG-"):
+            devices.append(entry)
+            continue
+        if entry.isdecimal():
+            matches = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        devices += matches
+    return devices
+
+
+def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
+    """Return (visible cards, problems, one line each). Raises NVMLError if the cards cannot be counted."""
+    cards: list[Card] = []
+    problems: list[str] = []
+    handles: list[Any] = []
+    uuids: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+        except nvml.NVMLError as error:
+            handle, uuid = error, ""
+        handles.append(handle)
+        uuids.append(uuid)
+    for ordinal, device in enumerate(visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)):
+        try:
+            cards.append(_card(nvml, ordinal, device, handles))
+        except nvml.NVMLError as error:
+            problems.append(f"nvml:{ordinal}: cannot be read: {error}")
+    names = {card.name for card in cards}
+    if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        problems.append(
+            f"nvml: cards of different kinds ({', '.join(sorted(names))}): CUDA numbers them fastest first, NVML by "
+            "PCI bus, so samples may have the wrong card's number; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    return cards, problems
+
+
+def _card(nvml: Any, ordinal: int, device: int | str, handles: list[Any]) -> Card:
+    if isinstance(device, str):
+        slice_ = nvml.nvmlDeviceGetHandleByUUID(device)
+        card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_)
+        return Card(ordinal, nvml.nvmlDeviceGetName(slice_), card, slice_)
+    handle = handles[device]
+    if isinstance(handle, nvml.NVMLError):
+        raise handle
+    return Card(ordinal, nvml.nvmlDeviceGetName(handle), handle)
 
 
 def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:

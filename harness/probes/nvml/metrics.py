@@ -11,9 +11,76 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from harness.probes.nvml.cards import FINAL, Card, Reader, Sample, is_one_of, reason_of
+
+class Card(NamedTuple):
+    """One device that the run may use. ``ordinal``: its number in CUDA. ``slice``: NVML handle of a MIG slice."""
+
+    ordinal: int
+    name: str
+    handle: Any  # handle of the whole card
+    slice: Any | None = None
+
+    @property
+    def source(self) -> str:
+        return f"nvml:{self.ordinal}"
+
+
+Sample = tuple[str, float, str]  # metric, value, unit
+NO_FUNCTION = "this driver is older than the metric"
+# NVML_ERROR_ names for a lost card, which ends every metric
+LOST = ("UNINITIALIZED", "DRIVER_NOT_LOADED", "GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND")
+# NVML_ERROR_ names for a metric that stays unavailable for the whole run
+FINAL = (
+    "INVALID_ARGUMENT",
+    "NOT_SUPPORTED",
+    "NO_PERMISSION",
+    "FUNCTION_NOT_FOUND",
+    "ARGUMENT_VERSION_MISMATCH",
+    "DEPRECATED",
+)
+
+
+def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:
+    """Return True if ``error`` (NVMLError) is one of the error codes ``names``, given without "NVML_ERROR_"."""
+    return error.value in {getattr(nvml, f"NVML_ERROR_{name}", None) for name in names}
+
+
+def reason_of(nvml: Any, error: Any) -> str:
+    """Return the text that explains a missing metric, from the NVMLError that its call raised."""
+    return NO_FUNCTION if is_one_of(nvml, error, ("FUNCTION_NOT_FOUND",)) else str(error)
+
+
+class Reader:
+    """Base class for a reader of one card's metrics, named ``text`` in messages.
+
+    ``rate``: "fast" at every deadline, "slow" about once a second; "slow, inside" never after a repetition.
+    """
+
+    rate: Literal["fast", "slow", "slow, inside"] = "fast"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.failures = 0  # consecutive failures
+        self._lacking: list[tuple[str, str]] = []
+
+    def begin(self, pids: set[int]) -> None:
+        """Start a repetition: read first values of counters. ``pids``: of this run. May raise NVMLError."""
+
+    def read(self) -> Iterable[Sample]:
+        """Return current values, or growth since the last reading. May raise NVMLError."""
+        raise NotImplementedError
+
+    def silent(self) -> str:
+        """Return why there was never a sample although no call failed; "" if there was one or no reason is known."""
+        return ""
+
+    def take_lacking(self) -> list[tuple[str, str]]:
+        """Return (name, reason) of each metric that the card was found to lack since the last call."""
+        lacking, self._lacking = self._lacking, []
+        return lacking
+
 
 REFRESH_NS = 105_000_000  # nanoseconds: 100 ms and a margin
 MIB = 2**20

@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 
+from harness.launch.progress import Goal, TrainingProgress
 from harness.launch.training_files import (
     EvaluationRow,
     EvaluationTable,
@@ -27,7 +28,6 @@ from harness.launch.training_files import (
     read_evaluations,
     read_losses,
 )
-from harness.launch.training_progress import Goal, TrainingProgress
 from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE
 from trainer import checkpoint_folder
