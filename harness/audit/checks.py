@@ -25,8 +25,7 @@ class Convention:
     counted: Weights
     weights: int
     attention: Attention
-    attention_per_position: float
-    """FLOPs per token for each position of the sequence."""
+    attention_per_position: float  # FLOPs per token for each position of the sequence
 
     def flops_per_token(self, sequence_length: float) -> float:
         return 6.0 * self.weights + self.attention_per_position * sequence_length
@@ -93,8 +92,7 @@ class Setting:
     sequence: float | None
     devices: float
     peak_flops_per_s: float | None
-    scale: float = 1.0
-    """Share of the convention's FLOPs that the publication counts."""
+    scale: float = 1.0  # Share of the convention's FLOPs that the publication counts
 
     @property
     def flops_per_token(self) -> float | None:

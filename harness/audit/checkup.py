@@ -38,8 +38,7 @@ class Formula:
     """One way to count FLOPs per token, and the rows that it makes consistent out of ``of`` that depend on it."""
 
     convention: Convention
-    gflops_per_token: float
-    """GFLOP per token at the table's sequence length."""
+    gflops_per_token: float  # GFLOP per token at the table's sequence length
     rows: list[str]
     of: int
 
@@ -54,16 +53,13 @@ class RowAudit:
     readings: list[FittedReading]
     excluded: list[Excluded]
     step_ms: float | None
-    implied: Interval | None
-    """FLOPs per token, from TFLOP/s (else MFU x peak) and tokens/s."""
+    implied: Interval | None  # FLOPs per token, from TFLOP/s (else MFU x peak) and tokens/s
     setting: Setting
     incomparable: Incomparable | None
     tokens_per_s_as_declared: float | None
     """Tokens/s at the declared sequence length with the same FLOP/s, if a firm reading has another length."""
-    alike: list[FittedReading]
-    """Readings that count the same FLOPs per token."""
-    scatter: Scatter | None
-    """Scatter of several rows that includes this row."""
+    alike: list[FittedReading]  # Readings that count the same FLOPs per token
+    scatter: Scatter | None  # Scatter of several rows that includes this row
 
     @property
     def gflops_per_token(self) -> float | None:
@@ -86,8 +82,7 @@ class Audit:
     gains: list[Gain]
     fits: list[Fit]
     traffic: Traffic | None
-    evidence: list[Clue]
-    """Evidence elsewhere in the table for or against readings of rows."""
+    evidence: list[Clue]  # Evidence elsewhere in the table for or against readings of rows
     scatters: list[Scatter]
 
 

@@ -25,11 +25,9 @@ class Fit:
     batch_sizes: list[int]
     fixed_ms: float
     per_sample_ms: float
-    flops_per_s: float | None
-    """FLOP/s of forward and backward: FLOPs of a sample / ``per_sample_ms``."""
+    flops_per_s: float | None  # FLOP/s of forward and backward: FLOPs of a sample / ``per_sample_ms``.
     share_of_peak: float | None
-    doubtful: list[str]
-    """Inconsistent rows, whose figures the fit uses nevertheless."""
+    doubtful: list[str]  # Inconsistent rows, whose figures the fit uses nevertheless
 
 
 @dataclass(frozen=True)

@@ -28,26 +28,20 @@ class Gain:
     baseline: str
     candidate: str
     measured: float | None
-    measured_low: float | None
-    """``measured_low`` to ``measured_high``: the range that the printed digits allow."""
+    measured_low: float | None  # ``measured_low`` to ``measured_high``: the range that the printed digits allow.
     measured_high: float | None
-    isolated: float | None
-    """How many times as fast the candidate's data path is by itself."""
-    step_ms: float | None
-    """Of the baseline, like the next three fields."""
-    data_ms: float | None
-    """Isolated data time of one step: batch size x ms per sample."""
+    isolated: float | None  # How many times as fast the candidate's data path is by itself
+    step_ms: float | None  # Of the baseline, like the next three fields
+    data_ms: float | None  # Isolated data time of one step: batch size x ms per sample.
     candidate_data_ms: float | None
-    ceiling_all: float | None
-    """Ratio if the whole data time were exposed and removed."""
+    ceiling_all: float | None  # Ratio if the whole data time were exposed and removed
     ceiling: float | None
     """Ratio if the whole data time were exposed and replaced by the candidate's; below 1 if that is slower."""
     verdict: GainVerdict
     noise: NoiseVerdict | None
     unexplained: float | None
     """Part of the measured ratio that the data path cannot explain, as a fraction; 0 if it explains all."""
-    reason: NotComparable | None
-    """Why the gain cannot be judged."""
+    reason: NotComparable | None  # Why the gain cannot be judged
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,7 @@ class JudgedRow:
     status: AuditStatus
     readings: list[FittedReading]
     excluded: list[Excluded]
-    scatter: Scatter | None
-    """Scatter of several rows that includes this row."""
+    scatter: Scatter | None  # Scatter of several rows that includes this row
 
 
 @dataclass(frozen=True)

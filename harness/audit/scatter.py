@@ -27,8 +27,7 @@ class Relation:
     first: str
     second: str
     center: float
-    half: float
-    """Uncertainty from rounding on either side of ``center``."""
+    half: float  # Uncertainty from rounding on either side of ``center``
 
     @property
     def gap(self) -> float:
@@ -118,17 +117,13 @@ class Scatter:
 
     first: str
     second: str
-    rows: list[str]
-    """Rows whose two figures differ beyond rounding."""
+    rows: list[str]  # Rows whose two figures differ beyond rounding
     of: int
-    typical: float
-    """One standard deviation of the difference."""
+    typical: float  # One standard deviation of the difference
     low: float
     high: float
-    above: int
-    """Number of rows in which the first figure is larger."""
-    common: bool
-    """True if all rows differ by about the same amount, so that one common cause is likelier than scatter."""
+    above: int  # Number of rows in which the first figure is larger
+    common: bool  # True if all rows differ by about the same amount, so that one common cause is likelier than scatter
 
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:

@@ -33,33 +33,23 @@ class FittedReading:
     kind: UnknownKind
     setting: Setting
     value: float | None = None
-    low: float | None = None
-    """``low`` to ``high``: range of ``value`` that the row's digits allow."""
+    low: float | None = None  # ``low`` to ``high``: range of ``value`` that the row's digits allow.
     high: float | None = None
     free: bool = False
     changes: int = 1
-    firm: bool = False
-    """True if neither normal scatter nor the number of tried readings explains the fit."""
-    coverage: float | None = None
-    """Share of figures, about as far off, that an equally simple reading would fit."""
-    shared: int = 1
-    """Number of rows that the same change makes consistent."""
-    base: Convention | None = None
-    """Formula of the other rows, if this reading is a change on top of it."""
+    firm: bool = False  # True if neither normal scatter nor the number of tried readings explains the fit
+    coverage: float | None = None  # Share of figures, about as far off, that an equally simple reading would fit
+    shared: int = 1  # Number of rows that the same change makes consistent
+    base: Convention | None = None  # Formula of the other rows, if this reading is a change on top of it
     as_others: bool = False
     """With two changes: True if the formula is that of the other rows, not a formula of only this row."""
-    was: float | None = None
-    """Declared value instead of ``value``."""
+    was: float | None = None  # Declared value instead of ``value``
     figures: tuple[str, ...] = ()
     """"unit": the figure. "padding": the figures that count only real tokens. "scale": the part of the work."""
-    others: tuple[str, ...] = ()
-    """"padding": the figures that count all positions."""
-    among: int = 1
-    """Number of values of this kind that fit, including this one."""
-    most: float | None = None
-    """"devices": the largest fitting number."""
-    peaks: tuple[NamedPeak, ...] = ()
-    """"peak": known devices with this peak."""
+    others: tuple[str, ...] = ()  # "padding": the figures that count all positions.
+    among: int = 1  # Number of values of this kind that fit, including this one
+    most: float | None = None  # "devices": the largest fitting number.
+    peaks: tuple[NamedPeak, ...] = ()  # "peak": known devices with this peak.
 
     @property
     def gflops_per_token(self) -> float | None:
@@ -75,8 +65,7 @@ class Excluded:
     why: Literal["none fits", "figures disagree", "needed", "agrees", "declared", "unspecific"]
     needed: Interval | None = None
     coverage: float | None = None
-    reading: FittedReading | None = None
-    """Reading that would fit if the declaration were different."""
+    reading: FittedReading | None = None  # Reading that would fit if the declaration were different
 
 
 def sequences(

@@ -186,7 +186,6 @@ class Table:
     isolated_ms: dict[str, AuditedFigure] = field(default_factory=dict)
     compare: Sequence[tuple[str, str]] | None = None
     """(baseline, candidate); None: derived from batch sizes and isolated figures."""
-    noise: Noise | None = None
-    """Noise of identical runs in this publication."""
+    noise: Noise | None = None  # Noise of identical runs in this publication
     typical_noise: Noise | None = None
     """Noise of identical runs elsewhere: shown with the verdict, but it decides nothing."""

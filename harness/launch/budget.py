@@ -194,8 +194,7 @@ class Expense:
     kind: Kind
     folder: Path
     seconds: float
-    usd: float | None
-    """None without a known price."""
+    usd: float | None  # None without a known price
     faults: tuple[InputError, ...] = ()
     """One error for each part that is not counted, because its record is missing or damaged."""
 

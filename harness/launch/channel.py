@@ -36,8 +36,7 @@ class WaitLimits:
 
     start_s: float
     silence_s: float
-    end_ns: int | None = None
-    """End of the study's time (CLOCK_MONOTONIC); None: no limit."""
+    end_ns: int | None = None  # End of the study's time (CLOCK_MONOTONIC); None: no limit.
 
     @property
     def beat_s(self) -> float:

@@ -51,16 +51,13 @@ class RunNeed:
     """Estimated memory that the run of one arm needs, split into parts. :func:`need_of` makes it."""
 
     arm: str
-    computes_on: Literal["host", "cuda", "auto"]
-    """auto: a driver was found, so the run uses CUDA if torch supports it."""
+    computes_on: Literal["host", "cuda", "auto"]  # auto: a driver was found, so the run uses CUDA if torch supports it.
     training: Footprint | None
     """None without a torch model, or if nothing is known about the model before it is built (a factory)."""
     workers: int
     batch: ByteRange
-    in_flight: int
-    """Number of batches built ahead; without workers, the one in use."""
-    ranks: int = 1
-    """Processes on one machine that each need all of this. On CUDA each has its own card."""
+    in_flight: int  # Number of batches built ahead; without workers, the one in use.
+    ranks: int = 1  # Processes on one machine that each need all of this. On CUDA each has its own card.
     own_model: bool = False
     """True if the model's size is not known in advance (a factory, or no formula): its memory is not included."""
     checkpoint: ByteRange = NO_BYTES

@@ -64,10 +64,8 @@ class Start:
     """Arguments of :func:`open_training` in which processes differ. Defaults are those of a study's run."""
 
     prepared: Prepared
-    model: str | None
-    """Fingerprint of the model's code or files."""
-    folder: Path
-    """Folder of this run's ledger."""
+    model: str | None  # Fingerprint of the model's code or files
+    folder: Path  # Folder of this run's ledger
     checkpoints: Checkpoints
     recorder: Callable[[Compute, RunQueue | None], StepRecorder | BareRecorder]
     """Returns the recorder of steps. Called last, after the initial state is loaded."""
@@ -76,13 +74,11 @@ class Start:
     evaluates: bool = True
     takes_weights: bool = False
     """True for the first part of a training, which begins with the weights named by ``resume``."""
-    position: DataPosition | None = None
-    """Position of the first batch; None: the beginning of the data."""
+    position: DataPosition | None = None  # Position of the first batch; None: the beginning of the data.
     resumed: Resumed | None = None
     begin_worker: Callable[[Callable[[int], None], int], None] | None = None
     """Called at the start of a loader worker, in its process, with the ledger's hook and the worker's number."""
-    beat: Callable[[], None] = lambda: None
-    """Called between the batches of an evaluation."""
+    beat: Callable[[], None] = lambda: None  # Called between the batches of an evaluation
     workers_started: Callable[[], None] = lambda: None
     """Called when the loader workers are forked: from now on, threads may start."""
     built: Callable[[Batches, Compute, RunFacts], None] = lambda *_: None

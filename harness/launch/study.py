@@ -86,14 +86,11 @@ class Elsewhere:
 class StudyOptions:
     """Options of a study's runs that are not in the scenario: memory check, time limit, warm-up and load check."""
 
-    force: bool = False
-    """Also start runs that cannot fit into memory."""
-    until: Deadline | None = None
-    """Time limit of the study. Finished runs are kept."""
+    force: bool = False  # Also start runs that cannot fit into memory
+    until: Deadline | None = None  # Time limit of the study. Finished runs are kept.
     extra_warmup: bool = True
     """True: repetitions warm up until they no longer consume prefetched batches. False: a fixed number of steps."""
-    load_check: LoadCheck | None = None
-    """Check that runs before block 0."""
+    load_check: LoadCheck | None = None  # Check that runs before block 0
 
 
 DEFAULTS = StudyOptions()

@@ -81,12 +81,10 @@ class TrainingOptions:
     """Options of a training that are not in the scenario: resume, memory check, budget, upload and observer."""
 
     resume: bool = False
-    force: bool = False
-    """Also begin a training that cannot fit into memory."""
+    force: bool = False  # Also begin a training that cannot fit into memory
     allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None
     """Returns the budget, which ends the training when it is spent. Called before the training begins."""
-    uploader: Uploader | None = None
-    """Uploader of each checkpoint."""
+    uploader: Uploader | None = None  # Uploader of each checkpoint
     watch: Watch | None = None
 
 
@@ -100,12 +98,9 @@ class _Part:
     folder: Path
     study: StudyRecord
     record: RunRecord
-    first: int
-    """First step of this part."""
-    lost: str
-    """Steps of a killed part that are not in a ledger; empty without any."""
-    begins: bool
-    """True if the folder has no study yet."""
+    first: int  # First step of this part
+    lost: str  # Steps of a killed part that are not in a ledger; empty without any.
+    begins: bool  # True if the folder has no study yet
 
 
 @dataclass(frozen=True)
@@ -116,8 +111,7 @@ class _PartEnding:
     run: RunEnding = field(default_factory=lambda: RunEnding("failed", "it was interrupted"))
     error: str | None = None
     diverged: bool = False
-    written: bool = False
-    """True if its ledger was written."""
+    written: bool = False  # True if its ledger was written
 
 
 class Training:

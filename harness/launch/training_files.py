@@ -75,8 +75,7 @@ class EvaluationRow(NamedTuple):
     step: int
     loss: float | None
     accuracy: float | None
-    tokens: int | None
-    """Number of labels in the mean loss; None if another trainer's log does not contain it."""
+    tokens: int | None  # Number of labels in the mean loss; None if another trainer's log does not contain it.
     questions: int | None = None
     acc: float | None = None
     acc_norm: float | None = None

@@ -23,12 +23,10 @@ class Memory:
     """Memory of the whole machine, read by :func:`read_memory`. A control group may allow less."""
 
     total_bytes: int | None
-    available_bytes: int | None
-    """Bytes that new processes can use without swapping."""
+    available_bytes: int | None  # Bytes that new processes can use without swapping
     swap_total_bytes: int
     swap_used_bytes: int
-    huge_pages: str | None
-    """Transparent huge pages: always, madvise or never."""
+    huge_pages: str | None  # Transparent huge pages: always, madvise or never.
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,10 @@ class Storage:
     """Free space and write permission of a folder that studies write to, read by :func:`read_storage`."""
 
     folder: Path
-    existing: Path
-    """The folder itself, or its nearest existing parent."""
+    existing: Path  # The folder itself, or its nearest existing parent
     free_bytes: int
     writable: bool
-    kind: str | None
-    """Type of the file system."""
+    kind: str | None  # Type of the file system
 
     @property
     def network(self) -> bool:
@@ -128,14 +124,10 @@ class Needs:
     """Estimated maximum of the resources that a study needs at one time. ``arms``: number of arms that run together."""
 
     arms: int
-    workers: int
-    """Loader workers of all arms."""
-    shared_bytes: int
-    """Bytes in /dev/shm, which carries the workers' batches."""
-    open_files: int
-    """Open files of the process that needs most."""
-    tasks: int
-    """Number of processes and threads."""
+    workers: int  # Loader workers of all arms
+    shared_bytes: int  # Bytes in /dev/shm, which carries the workers' batches
+    open_files: int  # Open files of the process that needs most
+    tasks: int  # Number of processes and threads
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,7 @@ class CpuQuota:
     cores: float
     period_us: int
     folder: Path
-    version: Literal[1, 2]
-    """Version of the group that sets the quota."""
+    version: Literal[1, 2]  # Version of the group that sets the quota
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,12 @@ class MemoryLimit:
     """The tightest memory limit above a process, and the memory used in the group that sets it."""
 
     limit_bytes: int
-    used_bytes: int | None
-    """Page cache included."""
-    reclaimable_bytes: int
-    """File pages not used recently, which the kernel drops when memory is needed."""
-    oom_kills: int | None
-    """Processes that the kernel killed there for lack of memory since the group was created."""
+    used_bytes: int | None  # Page cache included
+    reclaimable_bytes: int  # File pages not used recently, which the kernel drops when memory is needed
+    oom_kills: int | None  # Processes that the kernel killed there for lack of memory since the group was created
     folder: Path
     version: Literal[1, 2]
-    active_file_bytes: int = 0
-    """File pages used recently, which the kernel drops last."""
+    active_file_bytes: int = 0  # File pages used recently, which the kernel drops last
 
     @property
     def free_bytes(self) -> int | None:

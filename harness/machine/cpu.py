@@ -25,18 +25,13 @@ class Processor:
     """The machine's processor and the CPUs that this process may use of it, read by :func:`read_processor`."""
 
     name: str
-    virtual: bool
-    """True if a hypervisor is visible."""
-    fast_bf16: bool | None
-    """True if it has bf16 instructions; None if the kernel lists no instruction sets."""
+    virtual: bool  # True if a hypervisor is visible
+    fast_bf16: bool | None  # True if it has bf16 instructions; None if the kernel lists no instruction sets.
     online: int
-    allowed: tuple[int, ...]
-    """CPUs that this process may use (affinity, which a cpuset narrows)."""
-    cores: int | None
-    """Physical cores among the allowed CPUs; None if the system does not report the topology."""
+    allowed: tuple[int, ...]  # CPUs that this process may use (affinity, which a cpuset narrows)
+    cores: int | None  # Physical cores among the allowed CPUs; None if the system does not report the topology.
     smt_active: bool | None
-    numa_nodes: tuple[int, ...]
-    """NUMA nodes with allowed CPUs."""
+    numa_nodes: tuple[int, ...]  # NUMA nodes with allowed CPUs
 
 
 @dataclass(frozen=True)
@@ -44,8 +39,7 @@ class Frequency:
     """Clock settings of the allowed CPUs, read by :func:`read_frequency`. None: not reported."""
 
     driver: str | None
-    governors: tuple[str, ...]
-    """Distinct governors, sorted; () if the system reports none, as most virtual machines."""
+    governors: tuple[str, ...]  # Distinct governors, sorted; () if the system reports none, as most virtual machines.
     turbo: bool | None
 
 
@@ -98,8 +92,7 @@ class Clock:
 
     source: str | None
     available: tuple[str, ...]
-    read_ns: float
-    """Cost of ``time.monotonic_ns()`` from Python: the minimum over several batches."""
+    read_ns: float  # Cost of ``time.monotonic_ns()`` from Python: the minimum over several batches.
 
 
 def read_clock(root: Path = ROOT) -> Clock:
@@ -126,14 +119,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class LoadReading:
     """Counters in seconds at one moment, read by :func:`read_counters`. Two of them give the load."""
 
-    t_s: float
-    """CLOCK_MONOTONIC."""
-    busy_s: float
-    """CPU time of all processes on the allowed CPUs."""
-    stolen_s: float
-    """Time in which the hypervisor ran another machine although these CPUs were ready to run."""
-    own_s: float
-    """CPU time of this process and of its ended children."""
+    t_s: float  # CLOCK_MONOTONIC
+    busy_s: float  # CPU time of all processes on the allowed CPUs
+    stolen_s: float  # Time in which the hypervisor ran another machine although these CPUs were ready to run
+    own_s: float  # CPU time of this process and of its ended children
     processes: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Name and CPU time of every other visible process."""
 

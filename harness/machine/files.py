@@ -59,11 +59,9 @@ class Mount:
     """One mounted file system: a line of mountinfo (proc_pid_mountinfo(5))."""
 
     point: str
-    root: str
-    """Path inside the file system that is mounted there."""
+    root: str  # Path inside the file system that is mounted there
     kind: str
-    options: tuple[str, ...]
-    """Options of the mount and of the file system."""
+    options: tuple[str, ...]  # Options of the mount and of the file system
 
     def option(self, name: str) -> str | None:
         """Return the value of the option ``name=value``; "" for a bare ``name``; None if it is not set."""

@@ -33,20 +33,13 @@ class Device:
     name: str
     memory_bytes: int | None
     used_bytes: int | None
-    gpm: bool | None
-    """True if it has GPU performance monitoring (SM, tensor and DRAM activity); None if not reported."""
-    utilisation: int | None
-    """Current utilisation in percent."""
-    processes: int | None
-    """Number of processes that compute on it now."""
-    persistence: bool | None
-    """Persistence mode: True if the driver keeps it initialised between processes."""
-    mig: bool | None
-    """True if MIG divides it into instances."""
-    slowed_by: tuple[str, ...]
-    """Current reasons for reduced clocks, except idleness."""
-    problem: str | None = None
-    """Why this device does not answer; None if it does."""
+    gpm: bool | None  # True if it has GPU performance monitoring (SM, tensor and DRAM activity); None if not reported.
+    utilisation: int | None  # Current utilisation in percent
+    processes: int | None  # Number of processes that compute on it now
+    persistence: bool | None  # Persistence mode: True if the driver keeps it initialised between processes.
+    mig: bool | None  # True if MIG divides it into instances
+    slowed_by: tuple[str, ...]  # Current reasons for reduced clocks, except idleness
+    problem: str | None = None  # Why this device does not answer; None if it does.
 
 
 @dataclass(frozen=True)
@@ -54,18 +47,13 @@ class Nvml:
     """What NVML reports of the driver and all devices, or why it does not answer. Read by :func:`read_nvml`."""
 
     driver: str | None
-    cuda: str | None
-    """The newest CUDA version that the driver can run, such as 12.8."""
+    cuda: str | None  # The newest CUDA version that the driver can run, such as 12.8
     devices: tuple[Device, ...]
-    problem: str | None
-    """Why NVML does not answer; None if it does."""
+    problem: str | None  # Why NVML does not answer; None if it does.
     library_missing: bool = False
-    broken: bool = False
-    """True if NVML hung or crashed its process."""
-    driver_missing: bool = False
-    """True if NVML reports that no driver is loaded."""
-    binding_broken: bool = False
-    """True if nvidia-ml-py cannot be imported, so that NVML was not asked."""
+    broken: bool = False  # True if NVML hung or crashed its process
+    driver_missing: bool = False  # True if NVML reports that no driver is loaded
+    binding_broken: bool = False  # True if nvidia-ml-py cannot be imported, so that NVML was not asked
 
     @property
     def absent(self) -> bool:

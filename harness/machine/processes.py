@@ -43,11 +43,9 @@ class ProcessState:
 
     pid: int
     name: str
-    state: str
-    """State letter of proc_pid_stat(5)."""
+    state: str  # State letter of proc_pid_stat(5)
     started_ticks: int
-    place: str | None
-    """Current system call and its file, else the kernel function in which it sleeps."""
+    place: str | None  # Current system call and its file, else the kernel function in which it sleeps
     open_files: int | None
     most_open_files: int | None
 

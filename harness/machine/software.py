@@ -79,19 +79,13 @@ class Torch:
     """Facts of the installed torch and the CUDA devices that it can use, read by :func:`read_torch`."""
 
     version: str
-    cuda_build: str | None
-    """CUDA version of the build; None for a build without CUDA."""
-    threads: int
-    """Intra-op threads, as torch chooses them in this environment."""
-    cpu_capability: str
-    """The instruction set of its CPU kernels: AVX2, AVX512, ..."""
+    cuda_build: str | None  # CUDA version of the build; None for a build without CUDA.
+    threads: int  # Intra-op threads, as torch chooses them in this environment
+    cpu_capability: str  # The instruction set of its CPU kernels: AVX2, AVX512, ...
     import_s: float
-    cuda_devices: tuple[str, ...]
-    """Names of the usable devices."""
-    cuda_problem: str | None
-    """Why torch can use none, as torch reports it."""
-    triton: str | None
-    """Triton's version; None if it is not installed."""
+    cuda_devices: tuple[str, ...]  # Names of the usable devices
+    cuda_problem: str | None  # Why torch can use none, as torch reports it
+    triton: str | None  # Triton's version; None if it is not installed.
 
 
 def read_torch() -> Torch:
@@ -151,20 +145,13 @@ _PROGRAM = "#include <Python.h>\n#include <cmath>\n{openmp}int main() {{ return 
 class Toolchain:
     """Result of trying the compilers that ``torch.compile`` needs, made by :func:`read_toolchain`."""
 
-    cxx: str
-    """The C++ compiler as Inductor chooses it: $CXX, else g++ (clang++ on macOS)."""
-    cxx_version: str | None
-    """None if the compiler cannot be started."""
-    headers_problem: str | None
-    """The compiler's error for a program with Python.h; None without an error."""
-    openmp_problem: str | None
-    """The compiler's error for a program with omp.h; None without an error."""
-    cc: str | None
-    """The C compiler as Triton chooses it: $CC, else gcc, else clang; None without a compiler."""
-    cache: Path
-    """Folder in which Inductor stores the libraries that it builds, and from which it loads them."""
-    cache_forbids_libraries: bool
-    """True if the folder's file system is mounted noexec."""
+    cxx: str  # The C++ compiler as Inductor chooses it: $CXX, else g++ (clang++ on macOS).
+    cxx_version: str | None  # None if the compiler cannot be started
+    headers_problem: str | None  # The compiler's error for a program with Python.h; None without an error.
+    openmp_problem: str | None  # The compiler's error for a program with omp.h; None without an error.
+    cc: str | None  # The C compiler as Triton chooses it: $CC, else gcc, else clang; None without a compiler.
+    cache: Path  # Folder in which Inductor stores the libraries that it builds, and from which it loads them
+    cache_forbids_libraries: bool  # True if the folder's file system is mounted noexec
 
 
 def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain:
@@ -220,8 +207,7 @@ class BatchSystem:
 
     missing: tuple[str, ...]
     partitions: tuple[str, ...] = ()
-    problem: str | None = None
-    """Why the controller did not answer; None if it did, or if the commands are missing."""
+    problem: str | None = None  # Why the controller did not answer; None if it did, or if the commands are missing.
 
 
 def missing_commands() -> tuple[str, ...]:

@@ -98,8 +98,7 @@ class Permissions:
 
     yama_scope: int | None
     """Yama's scope: 0 same user, 1 descendants and processes that allow it, 2 CAP_SYS_PTRACE only, 3 none."""
-    capable: bool | None
-    """True if the process has CAP_SYS_PTRACE."""
+    capable: bool | None  # True if the process has CAP_SYS_PTRACE
     seccomp_filter: bool | None
     perf_event_paranoid: int | None
     """perf may count: -1 everything, 0 and 1 also the kernel, 2 own processes in user space, 3 and more nothing."""
@@ -109,12 +108,9 @@ class Permissions:
 class PySpyTool:
     """The installed py-spy, and whether it could sample this process. Made by :func:`try_py_spy`."""
 
-    version: str | None
-    """None if py-spy is not installed."""
-    problem: str | None
-    """Why it could not dump this process; None if it could."""
-    broken: bool = False
-    """True if it is installed but did not answer or could not be started."""
+    version: str | None  # None if py-spy is not installed
+    problem: str | None  # Why it could not dump this process; None if it could.
+    broken: bool = False  # True if it is installed but did not answer or could not be started
 
 
 def read_permissions(root: Path = ROOT) -> Permissions:

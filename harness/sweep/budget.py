@@ -40,12 +40,10 @@ class TrialsNeed:
 
     group: str
     trials: int
-    steps: int
-    """Total steps of all trials. ``tokens`` and ``seconds`` are totals, too."""
+    steps: int  # Total steps of all trials. ``tokens`` and ``seconds`` are totals, too.
     tokens: int
     step_s: float | None = None
-    seconds: float | None = None
-    """None without a pilot of that kind."""
+    seconds: float | None = None  # None without a pilot of that kind
 
 
 class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept

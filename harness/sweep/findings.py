@@ -20,10 +20,8 @@ class DivergedRate:
     """A learning rate that counts as diverged, because training diverged with at least one of its seeds."""
 
     learning_rate: float
-    diverged: int
-    """Number of seeds that diverged."""
-    seeds: int
-    """Number of seeds whose trial at this rate has ended."""
+    diverged: int  # Number of seeds that diverged
+    seeds: int  # Number of seeds whose trial at this rate has ended
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,10 @@ class RateCurve:
     steps: int
     points: tuple[tuple[float, float], ...]
     """(learning rate, loss on held-out data) of finished trials below the lowest rate that diverged."""
-    diverged: tuple[float, ...]
-    """Rates that diverged, including short trials, once per diverged trial."""
-    behind: tuple[float, ...]
-    """Rates of trials that ended early as behind."""
+    diverged: tuple[float, ...]  # Rates that diverged, including short trials, once per diverged trial
+    behind: tuple[float, ...]  # Rates of trials that ended early as behind
     optimum: LearningRateOptimum | NoOptimum
-    ceiling: DivergedRate | None = None
-    """Lowest rate at which a seed diverged. Neither it nor a higher rate is chosen."""
+    ceiling: DivergedRate | None = None  # Lowest rate at which a seed diverged. Neither it nor a higher rate is chosen.
     above: tuple[tuple[float, float], ...] = ()
     """Like ``points``, for finished trials at or above the ceiling. No fit uses them."""
     training: tuple[tuple[float, float], ...] = ()

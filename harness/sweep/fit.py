@@ -74,21 +74,16 @@ LARGEST_LOSS = 1e30  # nats; a larger loss counts as not finite, so that sums of
 class LearningRateOptimum:
     """Optimum of a curve, made by :func:`fit_optimum`: the learning rate with the lowest loss by a fitted quadratic."""
 
-    learning_rate: float
-    """Rate at the vertex, limited to the tried rates."""
+    learning_rate: float  # Rate at the vertex, limited to the tried rates
     ci_low: float | None
     """95 % interval, from the vertex (Fieller's) and the rates that may be the lowest. None: not bounded."""
     ci_high: float | None
-    loss: float
-    """Loss of the fitted quadratic at ``learning_rate``."""
+    loss: float  # Loss of the fitted quadratic at ``learning_rate``
     at_edge: Edge | None
     """End of the tried range that was hit: the optimum may lie beyond it. Divergence above does not count as an end."""
-    r2: float
-    """Share of the variance of the window's losses that the quadratic explains."""
-    points: int
-    """Number of fitted trials."""
-    vertex_low: float | None
-    """Interval of the vertex alone, which shows the effect of noise on the fit."""
+    r2: float  # Share of the variance of the window's losses that the quadratic explains
+    points: int  # Number of fitted trials
+    vertex_low: float | None  # Interval of the vertex alone, which shows the effect of noise on the fit
     vertex_high: float | None
 
     @property
@@ -108,10 +103,8 @@ class NoOptimum:
     reason: Literal["too-few", "not-convex", "flat"]
     """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum;
     flat: the losses around the lowest are all alike."""
-    rates: int
-    """Number of distinct learning rates with a finite loss."""
-    lowest: float | None
-    """Rate of the lowest loss; None without a loss."""
+    rates: int  # Number of distinct learning rates with a finite loss
+    lowest: float | None  # Rate of the lowest loss; None without a loss.
     at_edge: Edge | None
 
 

@@ -60,13 +60,10 @@ class PowerLaw:
 
     slope: float
     slope_low: float
-    slope_high: float
-    """Upper end of the 95 % interval of the slope."""
+    slope_high: float  # Upper end of the 95 % interval of the slope
     intercept: float
-    r2: float
-    """Weighted share of the variance of the log optima that the line explains; 1 if all optima are equal."""
-    residual: float
-    """Root mean square of log optimum - line, with (sizes - 2) degrees of freedom."""
+    r2: float  # Weighted share of the variance of the log optima that the line explains; 1 if all optima are equal.
+    residual: float  # Root mean square of log optimum - line, with (sizes - 2) degrees of freedom
     tau2: float
     smallest: float
     largest: float
@@ -88,12 +85,9 @@ class NoPowerLaw:
     """Reason why :func:`fit_power_law` fitted no line: fewer than :data:`MIN_SIZES` usable sizes."""
 
     reason: Literal["too-few-sizes"]
-    sizes: int
-    """Number of distinct sizes whose optimum is inside the tried range and has an interval."""
-    left_out: int
-    """Number of sizes whose optimum is an end of the tried range, which is only a bound."""
-    unbounded: int = 0
-    """Number of sizes whose optimum is inside the tried range and whose interval has an open end."""
+    sizes: int  # Number of distinct sizes whose optimum is inside the tried range and has an interval
+    left_out: int  # Number of sizes whose optimum is an end of the tried range, which is only a bound
+    unbounded: int = 0  # Number of sizes whose optimum is inside the tried range and whose interval has an open end
 
 
 @dataclass(frozen=True)
@@ -103,10 +97,8 @@ class Extrapolation:
     size: float
     learning_rate: float
     ci_low: float
-    ci_high: float
-    """95 % prediction interval of the best rate at this size."""
-    beyond: float
-    """Distance outside of the fitted sizes, in their logarithmic range; 0 within."""
+    ci_high: float  # 95 % prediction interval of the best rate at this size
+    beyond: float  # Distance outside of the fitted sizes, in their logarithmic range; 0 within.
 
 
 @dataclass(frozen=True)
@@ -217,8 +209,7 @@ class ProjectedPoint:
     group: str
     size: float
     optimum: LearningRateOptimum | NoOptimum | None
-    edge: Edge | None = None
-    """End of the tried rates beyond which the optimum may lie."""
+    edge: Edge | None = None  # End of the tried rates beyond which the optimum may lie
 
 
 @dataclass(frozen=True)
@@ -232,8 +223,7 @@ class Projection:
     prediction: Extrapolation | NoExtrapolation | None
     """None without a line, and always for widths under mup, because nothing is extrapolated along them."""
 
-    mup: JsonObject | None = None
-    """Section model.mup that the sweep's own model needs, so that the rate is its best."""
+    mup: JsonObject | None = None  # Section model.mup that the sweep's own model needs, so that the rate is its best
 
     @property
     def largest(self) -> ProjectedPoint | None:

@@ -62,8 +62,7 @@ class ProjectionPlan:
     unit: Unit
     sizes: tuple[SizeOfTrials, ...]
     target: float
-    mup: JsonObject | None = None
-    """The section model.mup of all of them, and of the model that the rate is for."""
+    mup: JsonObject | None = None  # The section model.mup of all of them, and of the model that the rate is for
 
 
 def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPlan:

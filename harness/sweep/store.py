@@ -188,12 +188,10 @@ class Pilot:
 
     start_s: float
     """Seconds of a short training except its steps and passes: from the start of its process, and its end."""
-    step_s: float
-    """Median of a step, in seconds."""
+    step_s: float  # Median of a step, in seconds
     pass_s: float = 0.0
     """Seconds of the last pass over held-out data; 0 in older sweeps, whose ``start_s`` includes one."""
-    answers_s: float = 0.0
-    """Seconds of the last pass over multiple-choice questions; 0 in older sweeps."""
+    answers_s: float = 0.0  # Seconds of the last pass over multiple-choice questions; 0 in older sweeps.
 
     @property
     def measurement(self) -> ArmMeasurement:
@@ -235,8 +233,7 @@ class SweepRecord:
     error: str | None = None
     pilots: dict[str, Pilot] = field(default_factory=dict)
     """Pilots by kind of trial (:meth:`TrialPlan.kind`): trials of a larger model take longer."""
-    lost_s: float = 0.0
-    """Seconds spent on pilots, which are no trials."""
+    lost_s: float = 0.0  # Seconds spent on pilots, which are no trials
 
 
 @dataclass(frozen=True)

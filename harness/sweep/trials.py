@@ -26,15 +26,11 @@ class TrialPlan:
     """One training that a strategy asks for: its learning rate, length and seed."""
 
     learning_rate: float
-    steps: int
-    """Number of optimizer steps."""
+    steps: int  # Number of optimizer steps
     seed: int = 0
-    group: str = ""
-    """Trials of one group with the same number of steps are points of one curve. "": all trials are."""
-    role: Role = "curve"
-    """curve: a point of a loss curve; probe: only looks for divergence."""
-    ends_behind: bool = False
-    """True if the trial ends at a milestone where its loss is above its group's median."""
+    group: str = ""  # Trials of one group with the same number of steps are points of one curve. "": all trials are.
+    role: Role = "curve"  # curve: a point of a loss curve; probe: only looks for divergence.
+    ends_behind: bool = False  # True if the trial ends at a milestone where its loss is above its group's median
     overrides: JsonObject = field(default_factory=dict)
     """Dotted keys of the trainer's configuration, with values that differ from the sweep's."""
 
@@ -57,13 +53,10 @@ class Trial:
     loss: float | None = None
     """Loss on held-out data after the last step; None for a trial that ended before it. For a trial that stopped as
     behind: after its own last step, if ``evaluate_behind`` is set."""
-    training_loss: float | None = None
-    """Training loss of the last known step."""
+    training_loss: float | None = None  # Training loss of the last known step
     steps: int = 0
-    tokens: int = 0
-    """Positions computed, including padding."""
-    seconds: float = 0.0
-    """Wall time of all parts."""
+    tokens: int = 0  # Positions computed, including padding
+    seconds: float = 0.0  # Wall time of all parts
     hellaswag: float | None = None
     """Share of multiple-choice questions (such as HellaSwag's) answered right at the end; None without questions."""
     milestones: Mapping[int, float] = field(default_factory=dict)
@@ -84,16 +77,11 @@ class SearchSpace:
 
     low: float
     high: float
-    seeds: tuple[int, ...]
-    """Seeds of the trials. A rate is trained once with each."""
-    seed: int
-    """Seed of the strategy's draws."""
-    config: TrainerConfig
-    """Configuration of every trial, without its rate, steps, seed and overrides."""
-    steps_of: Callable[[JsonObject], int]
-    """Optimizer steps of a full trial whose configuration has these overrides."""
-    step_tokens: int = 1
-    """Tokens of an optimizer step, including padding."""
+    seeds: tuple[int, ...]  # Seeds of the trials. A rate is trained once with each.
+    seed: int  # Seed of the strategy's draws
+    config: TrainerConfig  # Configuration of every trial, without its rate, steps, seed and overrides
+    steps_of: Callable[[JsonObject], int]  # Optimizer steps of a full trial whose configuration has these overrides
+    step_tokens: int = 1  # Tokens of an optimizer step, including padding
 
     @property
     def steps(self) -> int:
@@ -106,15 +94,11 @@ class TrialStage:
     """Planned trials of one length, as far as a strategy knows them before it starts."""
 
     name: str
-    trials: int
-    """Maximum number of trials; the exact number if ``exact``."""
-    steps: int
-    """Optimizer steps of each trial."""
+    trials: int  # Maximum number of trials; the exact number if ``exact``.
+    steps: int  # Optimizer steps of each trial
     exact: bool = True
-    of: str = ""
-    """Bracket or size to which it belongs."""
-    group: str = ""
-    """Group of its trials, as in TrialPlan. ``overrides``: theirs."""
+    of: str = ""  # Bracket or size to which it belongs
+    group: str = ""  # Group of its trials, as in TrialPlan. ``overrides``: theirs.
     overrides: JsonObject = field(default_factory=dict)
 
 
