@@ -29,11 +29,10 @@ from harness.explain.wall import (
     SAMPLED,
     START_UP,
 )
-from harness.launch.study import now
 from harness.machine.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
-from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, now, session_of
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 

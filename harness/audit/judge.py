@@ -11,16 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb, prod
 
+from harness.audit import policy
 from harness.audit.checks import AuditCheck, AuditStatus, Convention, Setting
-from harness.audit.policy import (
-    AS_FAR_OFF_RATIO,
-    FIRM_CHANCE,
-    NORMAL_DEVIATIONS,
-    OFFERED_SHARE,
-    SPECIFIC_SHARE,
-    UNEXPLAINED_SHARE,
-    WITNESS_ROWS_MIN,
-)
 from harness.audit.readings import FIELDS, Readings, in_unit
 from harness.audit.scatter import (
     PER_DEVIATION,
@@ -163,9 +155,9 @@ def _weigh(
         chance = coverage * chance_of_scatter(pair, [])
     # Many rows, or rows that are apart for another reason, show the scatter that the reading must exceed.
     exceeds_scatter = beyond_scatter(pair, unshared) or (
-        len(unshared) < WITNESS_ROWS_MIN and all(pair_elsewhere.gap == 0 for pair_elsewhere in unshared)
+        len(unshared) < policy.WITNESS_ROWS_MIN and all(pair_elsewhere.gap == 0 for pair_elsewhere in unshared)
     )
-    firm = exceeds_scatter and chance <= FIRM_CHANCE and coverage <= SPECIFIC_SHARE
+    firm = exceeds_scatter and chance <= policy.FIRM_CHANCE and coverage <= policy.SPECIFIC_SHARE
     return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
 
 
@@ -200,7 +192,11 @@ def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[Audi
 
 def _explains(reading: FittedReading, other: Candidate) -> bool:
     pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
-    return pair_before is not None and pair_after is not None and pair_after.gap <= UNEXPLAINED_SHARE * pair_before.gap
+    return (
+        pair_before is not None
+        and pair_after is not None
+        and pair_after.gap <= policy.UNEXPLAINED_SHARE * pair_before.gap
+    )
 
 
 def _share(reading: FittedReading, other: Candidate) -> float:
@@ -208,7 +204,7 @@ def _share(reading: FittedReading, other: Candidate) -> float:
     pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
     assert pair_before is not None
     assert pair_after is not None
-    return min((pair_before.half + pair_after.gap) / (AS_FAR_OFF_RATIO * abs(pair_before.center)), 1.0)
+    return min((pair_before.half + pair_after.gap) / (policy.AS_FAR_OFF_RATIO * abs(pair_before.center)), 1.0)
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
@@ -260,15 +256,15 @@ def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[F
     """Return the readings that fit few other figures. The others are appended to ``excluded`` as unspecific."""
     useless: dict[UnknownKind, float] = {}
     for reading in found:
-        if (reading.coverage or 0.0) > OFFERED_SHARE:
+        if (reading.coverage or 0.0) > policy.OFFERED_SHARE:
             useless[reading.kind] = max(useless.get(reading.kind, 0.0), reading.coverage or 0.0)
     excluded += [Excluded(kind, "unspecific", coverage=coverage) for kind, coverage in useless.items()]
-    return [entry for entry in found if (entry.coverage or 0.0) <= OFFERED_SHARE]
+    return [entry for entry in found if (entry.coverage or 0.0) <= policy.OFFERED_SHARE]
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
     """Return ``row`` with the interval of each figure widened by normal scatter of ``deviation`` (relative)."""
-    factor = 1 + NORMAL_DEVIATIONS * deviation / 2
+    factor = 1 + policy.NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
         figure: AuditedFigure | None = getattr(row, field)

@@ -15,15 +15,8 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.audit import policy
 from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Convention, Setting, fits, rates, witnesses
-from harness.audit.policy import (
-    AS_FAR_OFF_RATIO,
-    AVERAGE_WITHIN,
-    DEVICES_TRIED_MAX,
-    LENGTH_STEP,
-    SEQUENCE_LONGEST,
-    SEQUENCE_SHORTEST,
-)
 from harness.audit.scatter import Relation
 from harness.audit.solve import Excluded, FittedReading, NamedPeak, devices, sequences
 from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak, common
@@ -185,7 +178,7 @@ def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
     if len(rate) < 2 or rate[TOKENS].overlaps(rate[STEP]):
         return
     difference = rate[TOKENS].middle / rate[STEP].middle - 1
-    if abs(difference) <= AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
+    if abs(difference) <= policy.AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
         yield FittedReading("average", setting, difference, free=True)
 
 
@@ -242,19 +235,19 @@ class Readings:
     @cached_property
     def _unusual(self) -> Shifts:
         """Shifts by any other sequence length (multiples of 64, powers of two) or number of devices."""
-        powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
-        multiples = np.arange(LENGTH_STEP, SEQUENCE_LONGEST + 1.0, LENGTH_STEP)
+        powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
+        multiples = np.arange(policy.LENGTH_STEP, policy.SEQUENCE_LONGEST + 1.0, policy.LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
-        return np.concatenate([lengths, self._by_devices(np.arange(1.0, DEVICES_TRIED_MAX + 1))])
+        return np.concatenate([lengths, self._by_devices(np.arange(1.0, policy.DEVICES_TRIED_MAX + 1))])
 
     @cached_property
     def _pairs(self) -> Shifts:
         """Shifts by another formula together with a power of two as length or another number of devices."""
-        powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
+        powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
             return parts[0]
-        devices = self._by_devices(np.arange(1.0, DEVICES_TRIED_MAX + 1))
+        devices = self._by_devices(np.arange(1.0, policy.DEVICES_TRIED_MAX + 1))
         for convention in self.known:
             parts.append(self._by_length(powers, convention))
             moved = log(convention.flops_per_token(declared.sequence) / declared.flops_per_token)
@@ -313,7 +306,7 @@ def _is_usual(reading: FittedReading) -> bool:
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
     """Return the share of random figures, about as far off as ``relation``, that lie within ``half`` of a shift."""
-    window = max(AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
+    window = max(policy.AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
     # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
     low, high = np.clip(near - half, -window, window), np.clip(near + half, -window, window)

@@ -14,33 +14,24 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Literal
 
+from harness.launch import more_warmup
 from harness.launch.channel import Channel, Heartbeat
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, model_fingerprint, peak_device_bytes
-from harness.launch.more_warmup import (
-    batches_may_last,
-    batches_needed,
-    lives_off_lead,
-    load_decision,
-    take_more,
-    wait_period,
-)
 from harness.launch.opener import Checkpoints, OpenTraining, Start, open_training, prepare_training
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.probing import OpenTime
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, ClockOffset, OtherRanks, RankFailedError, align_tables, compare_clocks
 from harness.probes.ledger.recorders import BareRecorder, StepRecorder
-from harness.probes.ledger.threads import RunQueue
 from harness.probes.probe import ProbeSet, RunProbes
 from harness.probes.profilers.torch_session import realtime_minus_monotonic
-from harness.study.records import RunFacts, RunRecord
+from harness.study.records import RunFacts, RunRecord, now
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
@@ -64,7 +55,7 @@ def main(descriptor: int, parent: int) -> int:
     die_with_parent(parent)  # A suspended child cannot notice that its parent was killed.
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_start()
-    record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=_now())
+    record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=now())
     folder = StudyFolder(Path(start["study"]))
     run: Run | None = None
     other_ranks: OtherRanks | None = None
@@ -224,8 +215,8 @@ class Run:
         try:
             with self._explaining():
                 self._take(steps, self.config.warmup_steps, warmup=True)
-                if batches_may_last(self.config):
-                    load_decision()
+                if more_warmup.batches_may_last(self.config):
+                    more_warmup.load_decision()
                 self._synchronize()
                 self.probe_set.wait()  # NVML may take seconds to wake
                 self._compare_clocks()
@@ -332,7 +323,7 @@ class Run:
             model,
             self.run_folder,
             Checkpoints(self.run_folder / "checkpoints"),
-            _step_recorder if self.probes.ledger else (lambda *_: BareRecorder()),
+            lambda _, queue: StepRecorder(queue) if self.probes.ledger else BareRecorder(),
             rank=self.rank,
             probes=self.probes,
             evaluates=self.asked.control in EVALUATED,
@@ -372,7 +363,7 @@ class Run:
         self._take(steps, warmup, warmup=True)
         extra = self._more_warmup(steps, most_extra)
         # If the host waits for the device only in some steps, the measured steps begin and end after such a wait.
-        period = wait_period(self.config, asynchronous=training.compute.asynchronous)
+        period = more_warmup.wait_period(self.config, asynchronous=training.compute.asynchronous)
         if before := -(self._last_step + 1) % period:
             self._take(steps, before, warmup=True)
         self.probe_set.begin_steps()
@@ -395,13 +386,15 @@ class Run:
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
         """Take up to ``most`` warm-up steps while the loop or its host still gets ahead. Return their number."""
         take = partial(self._take, steps, warmup=True)
-        return take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
+        return more_warmup.take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
 
     def _lives_off_batches(self) -> bool:
-        if not batches_may_last(self.config) or not isinstance(self.training.recorder, StepRecorder):
+        if not more_warmup.batches_may_last(self.config) or not isinstance(self.training.recorder, StepRecorder):
             return False
         workers, prefetch = self.config.data.workers, self.config.data.prefetch
-        return lives_off_lead(self.training.recorder.recent(batches_needed(workers, prefetch)), workers, prefetch)
+        return more_warmup.lives_off_lead(
+            self.training.recorder.recent(more_warmup.batches_needed(workers, prefetch)), workers, prefetch
+        )
 
     def _compiled_in_steps(self) -> int:
         return compilations() - (0 if self.training.evaluator is None else self.training.evaluator.compilations)
@@ -475,19 +468,11 @@ class Run:
             facts=replace(
                 self.facts, measured_compilations=self._compiled or None, skipped_steps=self._skipped_steps(ending)
             ),
-            ended_utc=_now(),
+            ended_utc=now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=peak_device_bytes(self._compute),
         )
 
 
-def _step_recorder(_compute: Compute, queue: RunQueue | None) -> StepRecorder:
-    return StepRecorder(queue)
-
-
 def _ns(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e9)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.launch.channel import looks
-from harness.launch.code import OWN_FOLDER, environment_for
+from harness.launch.preparation import run_trial
 from harness.launch.progress import announced
 from harness.scenario.plan import Arm, Plan
 from trainer.config import TrainerConfig
@@ -93,34 +88,13 @@ def _choose(arm: Arm, start_s: float) -> WorkerChoice:
 
 
 def _tried(config: TrainerConfig, start_s: float) -> WorkerTrial:
-    process = subprocess.Popen(
-        [sys.executable, *TRIAL],
-        env=environment_for(OWN_FOLDER),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    message: bytes | None = config.model_dump_json().encode()
-    answer = errors = b""
+    late = InputError(f"{KEY}: its trial did not end within {start_s:g} s (limits.start_s)")
+    done = run_trial(TRIAL, config.model_dump_json(), start_s, lambda *_: late)
     try:
-        for remaining in range(looks(start_s), 0, -1):
-            try:
-                answer, errors = process.communicate(message, timeout=start_s / looks(start_s))
-                break
-            except subprocess.TimeoutExpired as error:
-                message = None
-                if remaining == 1:
-                    raise InputError(f"{KEY}: its trial did not end within {start_s:g} s (limits.start_s)") from error
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    try:
-        fields = json.loads(answer)
+        fields = json.loads(done.answer)
         if "error" not in fields:
             return WorkerTrial(**fields)
     except (ValueError, TypeError) as error:
-        last = one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])) or "no output"
-        raise InputError(f"{KEY}: its trial ended with exit code {process.returncode}: {last}") from error
+        last = one_line(" / ".join(done.printed.splitlines()[-_LOG_LINES_SHOWN:])) or "no output"
+        raise InputError(f"{KEY}: its trial ended with exit code {done.exit_code}: {last}") from error
     raise InputError(str(fields["error"]))

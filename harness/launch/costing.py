@@ -138,7 +138,7 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
     """Return ``config`` with only the steps to measure, evaluations and checkpoints within them."""
-    plain = _plain_steps(config)
+    plain = max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
     saves = saves_checkpoints(config, trains)
     checkpoint = config.checkpoint or CheckpointConfig()
     optimizer = config.optimizer
@@ -178,10 +178,6 @@ def _warmup_steps(config: TrainerConfig) -> int:
     """Return the number of first steps that may use batches built or begun before the first step."""
     workers = (os.cpu_count() or 1) if config.data.chooses_workers else config.data.workers
     return workers * config.data.prefetch + 1
-
-
-def _plain_steps(config: TrainerConfig) -> int:
-    return max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
 
 
 def arm_measurement(run: RunData) -> ArmMeasurement:
@@ -299,14 +295,11 @@ def _profiled_steps(probes: ProbesConfig) -> int:
 
 def steps_of(goal: Goal, config: TrainerConfig) -> int:
     """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known yet."""
-    if goal.steps is not None:
-        return goal.steps
-    if goal.tokens is None:
+    if (steps := goal.steps_of(config)) is None:
         raise InputError(
             "--epochs: the steps of an epoch are unknown before the training; with a budget use --steps or --tokens"
         )
-    batch = config.data.batch_size * config.data.sequence_length * config.optimizer.accumulation * config.ranks
-    return -(-goal.tokens // batch)
+    return steps
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:

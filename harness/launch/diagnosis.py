@@ -10,15 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.capacity import (
-    MORE_MEMORY,
-    MORE_OPEN_FILES,
-    MORE_SHARED_MEMORY,
-    REMEDIES,
-    SharedMemory,
-    cause_in,
-    read_shared_memory,
-)
+from harness.machine import capacity
 from harness.machine.cgroup import find_group, memory_limit
 from harness.machine.check import size
 from harness.machine.environment import available_memory_bytes
@@ -54,7 +46,7 @@ class Snapshot:
     main_pid: int
     workers: int
     log: str
-    shared: SharedMemory | None = None
+    shared: capacity.SharedMemory | None = None
     free_memory_bytes: int | None = None
     killed_for_memory: int | None = None
 
@@ -67,7 +59,7 @@ def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Pa
         main_pid,
         workers,
         _end_of(log, log_start),
-        read_shared_memory(read_mounts(root), root),
+        capacity.read_shared_memory(read_mounts(root), root),
         available_memory_bytes(),
         None if limit is None else limit.oom_kills,
     )
@@ -83,26 +75,28 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
         return Finding(_described(stopped, roles), "a debugger holds it" if stopped.state == "t" else stop_cause, fix)
     main = next((process for process in living if process.pid == seen.main_pid), None)
     if main is None:
-        return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
+        return Finding(
+            f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", capacity.MORE_MEMORY
+        )
     finding = _of_log(seen, _described(main, roles))
     if finding is not None:
         return finding
     crowded = next((process for process in living if process.out_of_files), None)
     if crowded is not None:
         cause = f"open files: {crowded.open_files} of {crowded.most_open_files} allowed"
-        return Finding(_described(crowded, roles), cause, MORE_OPEN_FILES)
+        return Finding(_described(crowded, roles), cause, capacity.MORE_OPEN_FILES)
     alive = len(living) - 1  # Processes of any name count: a spawned worker changes its name only after its start.
     if alive < seen.workers:
         cause = f"lost workers: {alive} of {seen.workers} loader workers are alive"
         if seen.killed_for_memory:
             cause += f", and {seen.killed_for_memory} processes of this control group were killed (out of memory)"
-        return Finding(_described(main, roles), cause, f"{MORE_MEMORY}; the run's log.txt may say more")
+        return Finding(_described(main, roles), cause, f"{capacity.MORE_MEMORY}; the run's log.txt may say more")
     if seen.free_memory_bytes is not None and seen.free_memory_bytes < LITTLE_MEMORY_BYTES:
         cause = f"out of memory: {size(seen.free_memory_bytes)} is free"
-        return Finding(_described(main, roles), cause, MORE_MEMORY)
+        return Finding(_described(main, roles), cause, capacity.MORE_MEMORY)
     shared = seen.shared
     if seen.workers and shared is not None and shared.free_bytes < LITTLE_SHARED * shared.total_bytes:
-        return Finding(_described(main, roles), _full(shared), MORE_SHARED_MEMORY)
+        return Finding(_described(main, roles), _full(shared), capacity.MORE_SHARED_MEMORY)
     blocked = next((process for process in living if process.state == "D"), None)
     culprit = blocked or _busiest(living, roles) or _awaited_rank(living, roles) or main
     return Finding(_described(culprit, roles), *_by_itself(culprit, longer))
@@ -111,7 +105,7 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
 def explain_end(code: int) -> str:
     """Return ``likely cause: ...; fix: ...`` for an ended worker. ``code``: exit code, negative for a signal."""
     if code == -signal.SIGKILL:
-        cause, fix = "the kernel killed it (out of memory), or another process did", MORE_MEMORY
+        cause, fix = "the kernel killed it (out of memory), or another process did", capacity.MORE_MEMORY
     elif -code in _SENT:
         cause, fix = "another process sent it that signal", "find the sender (a batch system, a script)"
     elif code < 0:
@@ -167,9 +161,9 @@ def _described(process: ProcessState, roles: dict[int, str]) -> str:
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
     """Return the cause that the end of the run's log names, with its line; None if no line does."""
     for line in reversed(seen.log.splitlines()):
-        if (cause := cause_in(line)) is not None:
+        if (cause := capacity.cause_in(line)) is not None:
             detail = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
-            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{detail}", REMEDIES[cause])
+            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{detail}", capacity.REMEDIES[cause])
     return None
 
 
@@ -178,9 +172,9 @@ def with_fix(error: Exception) -> str:
     text = in_words(error)
     # The message does not name a file.
     if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):
-        return f"{text}: in /dev/shm; fix: {MORE_SHARED_MEMORY}"
-    cause = cause_in(text)
-    return text if cause is None else f"{text}; fix: {REMEDIES[cause]}"
+        return f"{text}: in /dev/shm; fix: {capacity.MORE_SHARED_MEMORY}"
+    cause = capacity.cause_in(text)
+    return text if cause is None else f"{text}; fix: {capacity.REMEDIES[cause]}"
 
 
 def _of_multiprocessing(error: Exception) -> bool:
@@ -189,7 +183,7 @@ def _of_multiprocessing(error: Exception) -> bool:
     return bool(frames) and Path(frames[-1].filename).parent.name == "multiprocessing"
 
 
-def _full(shared: SharedMemory) -> str:
+def _full(shared: capacity.SharedMemory) -> str:
     return f"shared memory: {size(shared.free_bytes)} of {size(shared.total_bytes)} is free in /dev/shm"
 
 

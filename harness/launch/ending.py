@@ -7,10 +7,11 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)  # notice of a batch system; end of the terminal
 
@@ -57,6 +58,31 @@ class Stopping:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+
+
+def exit_with(serve: Callable[[], int]) -> NoReturn:
+    """Call ``serve`` in this (forked) process, and end it with the returned status; 1 after an error, which is printed.
+
+    It does not wait for threads, and runs nothing of the process that it was forked from.
+    """
+    code = 1
+    try:
+        code = serve()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send the signal ``number`` to the process group of ``pid``, or to it alone if it has none yet. It may be gone."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def open_missing_outputs() -> None:

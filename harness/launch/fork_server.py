@@ -15,15 +15,16 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 from harness.launch.channel import KILLED_S, looks, readable
 from harness.launch.diagnosis import diagnose_process
+from harness.launch.ending import exit_with
 from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
 
 if TYPE_CHECKING:
@@ -184,30 +185,22 @@ def main() -> int:
                 pid = os.fork()
             if pid == 0:
                 connection.close()
-                _become_run(server, message.get("entry", RUN), *descriptors)
+                # An error is written into the log: the parent only sees that the run has ended.
+                exit_with(partial(_run, server, message.get("entry", RUN), *descriptors))
             for descriptor in descriptors:
                 os.close(descriptor)
             answer = {"pid": pid}
         connection.send(json.dumps(answer).encode())
 
 
-def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
-    """Run ``main`` of module ``entry`` in a new session, output to the descriptor ``log``. Never returns."""
-    code = 1
-    try:
-        os.setsid()
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        code = importlib.import_module(entry).main(channel, server)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        traceback.print_exc()  # Write it into the log: the parent only sees that the run has ended.
-        raise
-    finally:
-        os._exit(code)
+def _run(server: int, entry: str, channel: int, log: int) -> int:
+    """Run ``main`` of module ``entry`` in a new session, output to the descriptor ``log``."""
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return int(importlib.import_module(entry).main(channel, server))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
-from typing import NoReturn
 
 from harness.launch.channel import Channel
+from harness.launch.ending import exit_with, signal_group
 from harness.launch.nodes import HELLO_S, TOKEN, interface_of, keep_alive
 from harness.launch.protocol import ForkRanksOrder
 from trainer.config import LaunchConfig
@@ -62,31 +62,21 @@ class NodeAgent:
         sys.stdout.flush()
         sys.stderr.flush()
         agent = os.getpid()
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            os.setsid()
-            die_with_parent(agent)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            own = self._connection.getsockname()[0]
-            self._connection.close()
-            code = _serve(order, rank, own)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+        if (pid := os.fork()) == 0:
+            exit_with(partial(self._serve_rank, order, rank, agent))
+        return pid
+
+    def _serve_rank(self, order: ForkRanksOrder, rank: int, agent: int) -> int:
+        os.setsid()
+        die_with_parent(agent)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        own = self._connection.getsockname()[0]
+        self._connection.close()
+        return _serve(order, rank, own)
 
     def _signal(self, run: str, number: int) -> None:
         for pid in self._ranks.get(run, {}).values():
-            try:
-                os.killpg(pid, number)
-            except ProcessLookupError:  # The rank has no process group yet, or is gone.
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            signal_group(pid, number)
         if number == signal.SIGKILL:
             self._ranks.pop(run, None)
 
@@ -166,12 +156,5 @@ def main() -> int:
     return 0
 
 
-def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for threads that imports have started."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    exit_now(main())
+    exit_with(main)  # without waiting for threads that imports have started

@@ -8,12 +8,12 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -122,13 +122,53 @@ def _answer(key: str, name: str, arguments: list[str], given: str, start_s: floa
 
 
 def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
+    def late(pid: int, printed: Path) -> InputError:
+        finding = diagnose(look_at(pid, 0, printed), "limits.start_s")
+        failure = "returned no batch" if key == KEY else "was not imported"
+        return InputError(f"{key}: {name} {failure} within {start_s:g} s (limits.start_s): {finding}")
+
+    done = run_trial([*TRIAL, *arguments], given, start_s, late, code)
+    try:
+        content: dict[str, Any] = json.loads(done.answer)
+    except ValueError as error:
+        last = one_line(" / ".join(done.printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "no output"
+        ending = f"{name} ended its process (exit code {done.exit_code})"
+        if done.exit_code < 0:
+            ending = f"the process of {name} was {killed_by(-done.exit_code)}"
+        raise InputError(f"{key}: {ending}: {last}") from error
+    if "error" in content:
+        if done.printed:
+            print(done.printed, file=sys.stderr)  # traceback of the user's code, above the error
+        raise InputError(content["error"])
+    return content
+
+
+class TrialAnswer(NamedTuple):
+    """Output of a trial's process, what it printed besides, and its exit code (negative: the signal)."""
+
+    answer: bytes
+    printed: str
+    exit_code: int
+
+
+def run_trial(
+    arguments: Sequence[str],
+    given: str,
+    limit_s: float,
+    late: Callable[[int, Path], InputError],
+    code: Code | None = None,
+) -> TrialAnswer:
+    """Run Python with ``arguments`` and the input ``given``, and end it with all processes that it started.
+
+    ``late``: makes the error for more than ``limit_s`` seconds, from the process id and the file of its messages.
+    """
     # Files instead of pipes: child processes of the source would keep their end of a pipe open.
     with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
         asked.write(given.encode())
         asked.seek(0)
         token = secrets.token_hex(8)
         process = subprocess.Popen(
-            [sys.executable, *TRIAL, *arguments],
+            [sys.executable, *arguments],
             stdin=asked,
             stdout=answer,
             stderr=errors,
@@ -137,10 +177,8 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
             start_new_session=True,
         )
         try:
-            if not _ends(process, start_s):
-                finding = diagnose(look_at(process.pid, 0, Path(errors.name)), "limits.start_s")
-                failure = "returned no batch" if key == KEY else "was not imported"
-                raise InputError(f"{key}: {name} {failure} within {start_s:g} s (limits.start_s): {finding}")
+            if not _ends(process, limit_s):
+                raise late(process.pid, Path(errors.name))
         finally:
             with suppress(ProcessLookupError):  # No process of the group is left.
                 os.killpg(process.pid, signal.SIGKILL)
@@ -150,21 +188,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
                     os.kill(pid, signal.SIGKILL)
         answer.seek(0)
         errors.seek(0)
-        out, printed = answer.read(), errors.read().decode(errors="replace").strip()
-    try:
-        content: dict[str, Any] = json.loads(out)
-    except ValueError as error:
-        last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "no output"
-        number = process.returncode
-        ending = f"{name} ended its process (exit code {number})"
-        if number < 0:
-            ending = f"the process of {name} was {killed_by(-number)}"
-        raise InputError(f"{key}: {ending}: {last}") from error
-    if "error" in content:
-        if printed:
-            print(printed, file=sys.stderr)  # traceback of the user's code, above the error
-        raise InputError(content["error"])
-    return content
+        return TrialAnswer(answer.read(), errors.read().decode(errors="replace").strip(), process.returncode)
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
 from harness.launch.channel import KILLED_S, PROFILED_STEPS, BudgetSpent, Channel, WaitLimits, looks
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, killed_by, look_at
+from harness.launch.ending import signal_group
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
 from harness.launch.nodes import Nodes, nodes_of_record, ranks_of_a_node
 from harness.launch.out_of_memory import advice_for_a_killed_run
@@ -22,7 +21,7 @@ from harness.launch.protocol import RECORD_FIELDS, DataMessage, RepetitionOrder,
 from harness.machine.capacity import session_peak_bytes
 from harness.probes.probe import RunProbes
 from harness.study.contract import RANK_FILES, RUN_FILES
-from harness.study.records import RunRecord
+from harness.study.records import RunRecord, now
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject, integer, section
 
@@ -187,11 +186,7 @@ class RunProcess:
     def _signal(self, number: signal.Signals) -> None:
         """Send the signal ``number`` to the run and its workers, unless it was never started or has been waited for."""
         if self._server is not None and self._exit_code is None:
-            try:
-                os.killpg(self._pid, number)
-            except ProcessLookupError:  # The run has no process group yet, or is gone.
-                with suppress(ProcessLookupError):
-                    os.kill(self._pid, number)
+            signal_group(self._pid, number)
         if self._nodes is not None:
             self._nodes.signal(self._name, number)
 
@@ -284,7 +279,7 @@ class RunProcess:
                 status="failed",
                 exit_code=code,
                 error=error or _reason(code, self.record.config),
-                ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+                ended_utc=now(),
             )
             self._folder.write_run(self.record)
         raise RunFailed(self.record.error)

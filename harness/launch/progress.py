@@ -17,6 +17,8 @@ from trainer.telemetry import Validation
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from trainer.config import TrainerConfig
+
 TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 15.0  # seconds between two lines in a log
 LONG_S = 10.0  # Longer work is shown with its duration.
@@ -265,6 +267,13 @@ class Goal:
         if epochs is None:
             raise InputError("--epochs: the length of an epoch of these batches is unknown; give --steps or --tokens")
         return epochs / self.epochs
+
+    def steps_of(self, config: TrainerConfig) -> int | None:
+        """Return the training's number of steps; None for epochs, whose length is not known in advance."""
+        if self.tokens is None:
+            return self.steps
+        batch = config.data.batch_size * config.data.sequence_length * config.optimizer.accumulation * config.ranks
+        return -(-self.tokens // batch)
 
     def __str__(self) -> str:
         if self.steps is not None:

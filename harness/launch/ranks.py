@@ -24,10 +24,10 @@ import socket
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from harness.launch.channel import LOOK_S, Channel, looks, readable
 from harness.launch.diagnosis import describe_process, explain_end
+from harness.launch.ending import exit_with
 from harness.launch.nodes import HELLO_S, interface_of, keep_alive
 from harness.launch.protocol import MeetingPlace, NodesMessage, RunEvent, RunOrder, StartMessage
 from harness.machine.processes import RANK_NAME
@@ -98,23 +99,8 @@ class OtherRanks:
             sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
-                code = 1
-                try:
-                    die_with_parent(parent)
-                    _call_process(f"{RANK_NAME}{number}")
-                    assert self.rank.listening is not None
-                    for descriptor in (own, self.rank.listening, own_end.fileno()):
-                        os.close(descriptor)
-                    for sibling in self._others:
-                        sibling.connection.close()
-                    rank = replace(self.rank, number=number, local=number, listening=None)
-                    code = serve(start, Channel(rank_end), rank)
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
+                become = partial(self._become, number, parent, (own, own_end.fileno()))
+                exit_with(lambda: serve(start, Channel(rank_end), become()))  # noqa: B023 - called at once
             rank_end.close()
             self._others.append(_Other(number, pid, Channel(own_end), own_end))
         self.clock_error_ns: int | None = None  # maximum over ranks of other machines
@@ -125,6 +111,18 @@ class OtherRanks:
         self._news = threading.Event()  # set when a rank has failed
         self._ending = threading.Event()
         self._lost: Callable[[str], None] | None = None
+
+    def _become(self, number: int, parent: int, not_own: Sequence[int]) -> Rank:
+        """Make this forked process the rank ``number``, without the descriptors of rank 0. Return its place."""
+        die_with_parent(parent)
+        with suppress(OSError):  # The kernel may forbid another name (proc_pid_comm(5)).
+            Path("/proc/self/comm").write_text(f"{RANK_NAME}{number}")
+        assert self.rank.listening is not None
+        for descriptor in (*not_own, self.rank.listening):
+            os.close(descriptor)
+        for sibling in self._others:
+            sibling.connection.close()
+        return replace(self.rank, number=number, local=number, listening=None)
 
     def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
         """Request other machines' ranks and wait for them. Raises RankFailedError if some do not connect."""
@@ -245,12 +243,6 @@ class OtherRanks:
             self._events.put((other.number, {"event": "failed"}))
             if not self._ending.wait(STUCK_S) and self._lost is not None:
                 self._lost(self.cause() or self._worst())
-
-
-def _call_process(name: str) -> None:
-    """Set the process name that others see (proc_pid_comm(5)), if the kernel allows it."""
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(name)
 
 
 def _end_of(other: _Other) -> str:

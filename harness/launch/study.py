@@ -31,7 +31,7 @@ from harness.launch.quiet import LoadCheck
 from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
-from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, now, session_of
 from harness.study.store import StudyFolder
 from trainer.config import SlurmConfig, TrainerConfig, recorded_config
 from trainer.errors import InputError, cannot_write
@@ -162,7 +162,7 @@ def begin_study(
         order=[list(block) for block in plan.blocks],
         arms=[arms[arm.name] for arm in plan.arms],
         comparisons=list(plan.comparisons),
-        environment=_environment(configs.values()),
+        environment=environment_of(configs.values()),
         fingerprints=data.fingerprints,
         id=new_study_id(),
         notes=[*choices, *data.notes],
@@ -210,22 +210,8 @@ def run_part(path: Path, block: int | None, force: bool = False) -> bool:
         for locked_block in chosen:
             held.enter_context(only_one(folder, f"slurm/block-{locked_block}.lock"))
         data = _prepare_again(folder, record, force)
-        _run_missing(folder, record, chosen, data)
+        _run_blocks(folder, record, data, StudyOptions(), None, chosen)
     return all(folder.is_done(name, number) for number in chosen for name in record.order[number])
-
-
-def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int], data: StudyData) -> None:
-    repetitions = _repetitions(record)
-    missing = {number: [name for name in record.order[number] if not folder.is_done(name, number)] for number in blocks}
-    todo = [name for names in missing.values() for name in names]
-    print(f"{len(todo)} runs of {', '.join(f'block {number}' for number in blocks)}", file=sys.stderr)
-    progress = Progress(len(todo), sum(repetitions[name].total_steps for name in todo))
-    limits = _limits(record, None)
-    with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
-        runner = _BlockRunner(folder, record, data, repetitions, limits, progress, nodes)
-        for block, names in missing.items():
-            if names:
-                runner.run(block, names)
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
@@ -315,16 +301,30 @@ def _are_done(folder: StudyFolder, record: StudyRecord) -> list[bool]:
 
 
 def _run_blocks(
-    folder: StudyFolder, record: StudyRecord, data: StudyData, options: StudyOptions, sequential: Sequential | None
+    folder: StudyFolder,
+    record: StudyRecord,
+    data: StudyData,
+    options: StudyOptions,
+    sequential: Sequential | None,
+    blocks: Sequence[int] | None = None,
 ) -> StudyRecord:
-    """Run all missing runs, with ``sequential`` until there are enough. Return the record of blocks that ran."""
+    """Run the missing runs of ``blocks`` (None: all), with ``sequential`` until there are enough.
+
+    Return the record of the blocks that ran.
+    """
     until, ending = options.until, sequential or options.until
     limits = _limits(record, None if ending is None else ending.end_ns)
     repetitions = _repetitions(record, extra_warmup=options.extra_warmup)
-    missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
-    todo = [name for names in missing for name in names]
-    if sequential is None:
-        planned = f"{len(todo)} runs in {sum(map(bool, missing))} blocks"
+    missing = {
+        block: [name for name in order if not folder.is_done(name, block)]
+        for block, order in enumerate(record.order)
+        if blocks is None or block in blocks
+    }
+    todo = [name for names in missing.values() for name in names]
+    if blocks is not None:
+        print(f"{len(todo)} runs of {', '.join(f'block {block}' for block in blocks)}", file=sys.stderr)
+    elif sequential is None:
+        planned = f"{len(todo)} runs in {sum(map(bool, missing.values()))} blocks"
         print(planned if todo else "every run of this study is done", file=sys.stderr)
     else:
         print(f"blocks of {len(record.order[0])} runs, until the result is clear", file=sys.stderr)
@@ -333,7 +333,7 @@ def _run_blocks(
     progress = Progress(total, sum(repetitions[name].total_steps for name in todo), note)
     with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
         runner = _BlockRunner(folder, record, data, repetitions, limits, progress, nodes)
-        for block, names in enumerate(missing):
+        for block, names in missing.items():
             if names:
                 runner.run(block, names)
             note()
@@ -370,7 +370,7 @@ def _code(arm: ArmRecord) -> Code | None:
     return None if arm.code is None else Code(**asdict(arm.code))
 
 
-def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
+def environment_of(configs: Iterable[TrainerConfig]) -> JsonObject:
     """Return the facts of this environment; the commit is the user's if any run uses the user's code."""
     return record_user_environment() if any(config.user_functions for config in configs) else record_environment()
 
@@ -402,7 +402,7 @@ class _BlockRunner:
         self._repetitions, self._limits, self._progress, self._nodes = repetitions, limits, progress, nodes
         self._arms = {arm.name: arm for arm in record.arms}
         # Checked now, because a resumed study may differ from its start.
-        self._environment = _environment(recorded_config(arm.config) for arm in record.arms)
+        self._environment = environment_of(recorded_config(arm.config) for arm in record.arms)
 
     def run(self, block: int, names: list[str]) -> None:
         """Run the arms ``names`` of ``block`` once each. The study's record says if their repetitions alternate."""
@@ -464,8 +464,3 @@ def create_folder(out: Path, scenario: str) -> StudyFolder:
     except OSError as error:
         raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
     return StudyFolder(path)
-
-
-def now() -> str:
-    """Return the UTC time to the second, in ISO format."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

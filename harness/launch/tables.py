@@ -15,20 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.probes.ledger.recorders import BareRecorder, StepRecorder
-from harness.probes.ledger.rows import PhaseSpan, Rows
-from harness.study.contract import (
-    AWAITED,
-    EVALUATION_COLUMNS,
-    EXCHANGE,
-    PHASES,
-    READY,
-    RECEIVE,
-    SAMPLER,
-    SPAN_COLUMNS,
-    STEP_COLUMNS,
-    Columns,
-    rank_file,
-)
+from harness.probes.ledger.rows import PhaseSpan, Rows, StepRow
+from harness.study import contract
 from harness.study.tables import TableFile, write_table
 from trainer.telemetry import StageSpan, Validation
 
@@ -55,11 +43,11 @@ class RunTables:
         self._recorder = recorder
         self._pid, self._tid, self._rank, self._ranks = pid, tid, rank, ranks
         self._folder = folder
-        self._steps: list[Columns] = []  # small; the losses of their last steps are read later
+        self._steps: list[contract.Columns] = []  # small; the losses of their last steps are read later
         self._losses: list[tuple[Int, Float]] = []  # step numbers and losses
         self._rates: list[tuple[Int, Float]] = []  # learning rates by step
         self._place = rank if ranks > 1 else 0  # rank in the file names
-        self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
+        self._spans = TableFile(folder / contract.rank_file("spans", self._place), contract.SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
         """Write recorded spans and drop them, from ``least_events`` on. Call only between repetitions."""
@@ -86,7 +74,7 @@ class RunTables:
             if self._recorder.validations and not self._rank:  # All ranks evaluate the same data.
                 rows = zip(*self._recorder.validations, strict=True)
                 columns = dict(zip(Validation._fields, map(list, rows), strict=True))
-                write_table(self._folder / "evaluations.parquet", EVALUATION_COLUMNS, columns)
+                write_table(self._folder / "evaluations.parquet", contract.EVALUATION_COLUMNS, columns)
             self._spans.close()
         finally:
             self._spans.discard()
@@ -96,7 +84,7 @@ class RunTables:
         self._spans.discard()
 
     def _write_steps(self) -> None:
-        steps = TableFile(self._folder / rank_file("steps", self._place), STEP_COLUMNS)
+        steps = TableFile(self._folder / contract.rank_file("steps", self._place), contract.STEP_COLUMNS)
         try:
             losses = _by_step([*self._losses, _arrays(self._recorder.losses)])
             rates = _by_step([*self._rates, _arrays(self._recorder.learning_rates)])
@@ -109,7 +97,7 @@ class RunTables:
         finally:
             steps.discard()
 
-    def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
+    def _span_columns(self, rows: Rows, recorder: StepRecorder) -> contract.Columns:
         """Return the columns of the spans table; the device's records are dropped in ``recorder``."""
         pid, tid, rank = self._pid, self._tid, self._rank
         table: list[tuple[Any, ...]] = [
@@ -117,14 +105,14 @@ class RunTables:
         ]
         for received in rows.received:
             if (unpacked := received.unpacked) is not None:
-                name = AWAITED if unpacked.waited else READY
+                name = contract.AWAITED if unpacked.waited else contract.READY
                 times = (unpacked.arrived_ns, unpacked.unpacked_ns)
-                table.append((pid, tid, RECEIVE, rank, name, received.batch, *times, None))
+                table.append((pid, tid, contract.RECEIVE, rank, name, received.batch, *times, None))
             if (trace := received.trace) is None:
                 continue
             origin = (trace.pid, trace.tid, trace.role, rank)
             table += [(*origin, s.name, received.batch, s.start_ns, s.end_ns, _cpu_ns(s)) for s in trace.stages()]
-            table += [(pid, tid, SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
+            table += [(pid, tid, contract.SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
             if not trace.spans:  # A replayed batch has no stages. This differs from unknown stages.
                 table.append((*origin, "transfer", received.batch, received.wait_end_ns, received.wait_end_ns, None))
         received_ns = [batch.wait_end_ns for batch in rows.received]
@@ -142,7 +130,7 @@ class RunTables:
             ):
                 table.append((pid, tid, role, rank, kernel.name, batch, start, end, None))
         for name, start, end in recorder.take_exchanges():
-            table.append((pid, tid, EXCHANGE, rank, name, batch_at(start), start, end, None))
+            table.append((pid, tid, contract.EXCHANGE, rank, name, batch_at(start), start, end, None))
         for call in blocking:
             table.append((pid, tid, "sync", rank, call.site, batch_at(call.start_ns), call.start_ns, call.end_ns, None))
         columns = zip(*table, strict=True) if table else ((),) * len(SPAN_NAMES)
@@ -155,7 +143,7 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
 
     parts = []
     for rank in range(1, ranks):
-        path = folder / rank_file("steps", rank)
+        path = folder / contract.rank_file("steps", rank)
         if path.exists():
             table = pq.read_table(path, columns=["step", *COUNTS])
             parts.append(
@@ -164,11 +152,11 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
     return parts
 
 
-def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> Columns:
+def with_others(part: contract.Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> contract.Columns:
     """Return the counts of ``part`` plus those of other ranks for ``numbers``; null if one is unknown."""
     import pyarrow as pa
 
-    summed: Columns = {}
+    summed: contract.Columns = {}
     for name in COUNTS if others else ():
         total = (
             pa.array(part[name]).fill_null(-1).to_numpy().astype(np.int64) if name in part else -np.ones_like(numbers)
@@ -207,18 +195,11 @@ def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
     return found
 
 
-def step_columns(rows: Rows) -> Columns:
+def step_columns(rows: Rows) -> contract.Columns:
     """Return a row per finished step. A count is None if a batch has none; unfinished steps' batches are left out."""
     steps = rows.steps
-    columns: Columns = {
-        "step": [row.step for row in steps],
-        "turn": [row.repetition for row in steps],
-        "warmup": [row.warmup for row in steps],
-        "start_ns": [row.start_ns for row in steps],
-        "wall_ns": [row.wall_ns for row in steps],
-        "contended_ns": [row.contended_ns for row in steps],
-    }
-    for index, phase in enumerate(PHASES):
+    columns = _times_of(steps)
+    for index, phase in enumerate(contract.PHASES):
         columns[f"{phase}_ns"] = [row.phases_ns[index] for row in steps]
     for name in COUNTS:
         counts: list[int | None] = [0] * len(steps)
@@ -230,25 +211,31 @@ def step_columns(rows: Rows) -> Columns:
     return columns
 
 
-def bare_columns(recorder: BareRecorder) -> Columns:
+def _times_of(steps: Sequence[StepRow]) -> contract.Columns:
+    return {
+        "step": [row.step for row in steps],
+        "turn": [row.repetition for row in steps],
+        "warmup": [row.warmup for row in steps],
+        "start_ns": [row.start_ns for row in steps],
+        "wall_ns": [row.wall_ns for row in steps],
+        "contended_ns": [row.contended_ns for row in steps],
+    }
+
+
+def bare_columns(recorder: BareRecorder) -> contract.Columns:
     """Return the columns of the steps table for a bare run, which records no phases."""
     rows = recorder.rows().steps
     return {
-        "step": [row.step for row in rows],
-        "turn": [row.repetition for row in rows],
-        "warmup": [row.warmup for row in rows],
-        "start_ns": [row.start_ns for row in rows],
-        "wall_ns": [row.wall_ns for row in rows],
-        "contended_ns": [row.contended_ns for row in rows],
+        **_times_of(rows),
         **{name: [counts[place] for counts in recorder.counts] for place, name in enumerate(COUNTS)},
     }
 
 
-def _compact(columns: Columns) -> Columns:
+def _compact(columns: contract.Columns) -> contract.Columns:
     """Return the columns as Arrow arrays, without those that are all null. Each value takes 8 bytes at most."""
     import pyarrow as pa
 
-    kinds = dict(STEP_COLUMNS)
+    kinds = dict(contract.STEP_COLUMNS)
     arrays = {name: pa.array(values, pa.type_for_alias(kinds[name])) for name, values in columns.items()}
     return {name: values for name, values in arrays.items() if name == "step" or values.null_count < len(values)}
 

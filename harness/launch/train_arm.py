@@ -90,10 +90,7 @@ def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config
-    steps = goal.steps
-    if goal.tokens is not None:
-        batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation * config.ranks
-        steps = -(-goal.tokens // batch)
+    steps = goal.steps_of(config)
     if steps is not None and optimizer.lr_warmup_steps >= steps:
         raise InputError(
             f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {steps} "

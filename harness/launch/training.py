@@ -35,12 +35,11 @@ from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
 from harness.launch.progress import Goal, TrainingProgress, announced
 from harness.launch.protocol import BareOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, RankFailedError
-from harness.launch.study import now
 from harness.launch.tables import PENDING_EVENTS
 from harness.launch.training_files import CHECKPOINTS, LOG, TrainingRecorder
 from harness.launch.training_records import TrainingRecords, begun_elsewhere
 from harness.launch.training_state import TrainingRanks, TrainingState, Watch
-from harness.study.records import RunRecord, StudyRecord
+from harness.study.records import RunRecord, StudyRecord, now
 from trainer import telemetry
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig

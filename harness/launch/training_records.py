@@ -9,16 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.launch.facts import peak_device_bytes
-from harness.launch.study import now
+from harness.launch.study import environment_of
 from harness.launch.tables import RunTables
-from harness.machine.environment import record_environment, record_user_environment
 from harness.probes.profilers.torch_session import realtime_minus_monotonic
-from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, now, session_of
 from harness.study.store import StudyFolder
 from trainer.config import ResumeConfig, TrainerConfig
 from trainer.data.cache import file_fingerprint
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
 from trainer.trained_model import brought_here
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class TrainingRecords:
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
         """Return the record, a study of one arm with a block per part. Raises InputError for another arm."""
-        environment = self._environment()
+        environment = environment_of([self.config])
         name = self.arm.name
         arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
         if resume and self.folder.study_json.exists():
@@ -106,9 +104,6 @@ class TrainingRecords:
         self.folder.write_samples(record.arm, record.block, {})
         self.folder.write_whole_run(record)
         self.folder.write_study(study)
-
-    def _environment(self) -> JsonObject:
-        return record_user_environment() if self.config.user_functions else record_environment()
 
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:

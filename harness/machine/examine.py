@@ -58,7 +58,10 @@ class Examination:
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
-            ("packages", self._imports),
+            (
+                "packages",
+                lambda: software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None),
+            ),
             ("torch", self._torch),
             ("driver", lambda: gpu.check_driver(self.driver.result(), self.nvml.result())),
             ("nvml", lambda: gpu.check_nvml(self.driver.result(), self.nvml.result())),
@@ -93,9 +96,6 @@ class Examination:
         """Return every reading as JSON by name; a failed one as {"problem": reason}. Call :meth:`checks` first."""
         looks = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**looks, "load": None if self._load_found is None else asdict(self._load_found)}
-
-    def _imports(self) -> Iterable[Check]:
-        return software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None)
 
     def _torch(self) -> Check:
         problem = self._torch_problem()

@@ -39,11 +39,6 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the first pydantic model inside an annotation, or None if it contains no model."""
-    return next(iter(models_in(annotation)), None)
-
-
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """Return the model of the section at ``path`` (the first of a union); None for a value or unknown key."""
     return next(iter(sections_at(model, path)), None)
@@ -65,7 +60,7 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
         keys.append(f"{prefix}{name}")
-        if section := model_in(field.annotation):
+        for section in models_in(field.annotation)[:1]:
             keys += dotted_keys(section, f"{prefix}{name}.")
     return keys
 

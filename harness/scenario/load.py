@@ -50,7 +50,7 @@ def find_file(given: str | Path, folder: Path) -> Path:
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "claims", "whatif", "requires", "isolated_baseline")
 SETTABLE = tuple(name for name in Scenario.model_fields if name not in (*FILE_ONLY, "base"))
 LOOP = "loop"  # key of a scenario whose arms are programs, as is COMMAND
-_COMMAND_LINE = 1_000_000  # Mark.order of options, which come after every file
+COMMAND_LINE = 1_000_000  # Mark.order of options, which come after every file
 
 
 def load_scenario(
@@ -79,7 +79,8 @@ def read_overridden(
         apply_set(document, text)
     for option, value in (("repeats", repeats), ("interleave", interleave)):
         if value is not None:
-            apply_option(document, option, value)
+            document.data[option] = value
+            document.marks[(option,)] = Mark(COMMAND_LINE, 0, f"--{option} {value}")
     return document
 
 
@@ -157,23 +158,23 @@ def apply_set(document: Document, text: str) -> None:
         raise InputError(f"{label}: only the file can set {first}; --set takes keys of base, and {', '.join(SETTABLE)}")
     if first not in (*SETTABLE, "base"):
         key = f"base.{key}"
-    try:
-        over = expand({key: value})
-    except DottedKeyError as error:
-        raise InputError(f"{label}: {error}") from error
-    _check_effect(document.data, over.get("base"), label)
-    mark, layer = Mark(_COMMAND_LINE, 0, label), Document(over)
-    for leaf in flatten(over):
-        path = tuple(leaf.split("."))
-        layer.marks |= {path[:end]: mark for end in range(2 if path[0] == "base" else 1, len(path) + 1)}
+    layer = option_layer(key, value, label)
+    _check_effect(document.data, layer.data.get("base"), label)
     merged = _merge(document, layer)
     document.data, document.marks = merged.data, merged.marks
 
 
-def apply_option(document: Document, option: str, value: Json) -> None:
-    """Set ``document``'s key ``option`` (repeats or interleave) to the value given on the command line."""
-    document.data[option] = value
-    document.marks[(option,)] = Mark(_COMMAND_LINE, 0, f"--{option} {value}")
+def option_layer(key: str, value: Json, label: str) -> Document:
+    """Return a document with the dotted ``key`` of an option. ``label``: the option, for its marks and for errors."""
+    try:
+        layer = Document(expand({key: value}))
+    except DottedKeyError as error:
+        raise InputError(f"{label}: {error}") from error
+    for leaf in flatten(layer.data):
+        path = tuple(leaf.split("."))
+        places = range(2 if path[0] == "base" else 1, len(path) + 1)
+        layer.marks |= {path[:end]: Mark(COMMAND_LINE, 0, label) for end in places}
+    return layer
 
 
 def _check_is_mapping(document: Document, path: Path, what: str, needs: str) -> None:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Literal
 
+from harness.machine.check import count
 from harness.machine.environment import has_nvidia_driver
 from harness.scenario.errors import did_you_mean
 from harness.scenario.model import Compare, Control, ProbesConfig, Scenario
@@ -281,9 +282,9 @@ def describe(plan: Plan) -> str:
     plain = sum(arm.control is None for arm in plan.arms)
     controls = len(plan.arms) - plain - profiled
     counts = (
-        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {plain + controls} ({_count(plain, 'arm')}, "
-        f"{_count(controls, 'control')}){f' and {profiled} profiled' if profiled else ''}; "
-        f"{_count(len(plan.comparisons), 'comparison')}"
+        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {plain + controls} ({count(plain, 'arm')}, "
+        f"{count(controls, 'control')}){f' and {profiled} profiled' if profiled else ''}; "
+        f"{count(len(plan.comparisons), 'comparison')}"
     )
     left_out = [
         f"{name} is left out: it needs {', '.join(modules)}, which is not installed"
@@ -316,7 +317,3 @@ def _cell(value: Json) -> str:
     if value is None or isinstance(value, bool):
         return "-" if value is None else str(value).lower()
     return visible(one_line(str(value)))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

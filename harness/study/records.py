@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -376,6 +377,11 @@ class StudyRecord:
     def is_training(self) -> bool:
         """True for a single training (harness train). Its blocks are its parts, from one resumption to the next."""
         return self.interleave_reason == ONE_TRAINING
+
+
+def now() -> str:
+    """Return the UTC time to the second, in ISO format."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_study_id() -> str:

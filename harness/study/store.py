@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from harness.study import files
 from harness.study.contract import (
     EVALUATION_COLUMNS,
     PROFILED,
@@ -20,18 +21,6 @@ from harness.study.contract import (
     STEP_COLUMNS,
     Columns,
     arrow_schema,
-)
-from harness.study.files import (
-    CONTENT,
-    check,
-    check_folder_name,
-    check_no_links,
-    check_sealed,
-    digest,
-    digests_of,
-    folder_name,
-    sealed,
-    seals_digests,
 )
 from harness.study.records import RunRecord, StudyRecord, is_of_study
 from harness.study.run_data import ProbesRecord, RunData, read_facts
@@ -83,7 +72,7 @@ class StudyFolder:
 
     def run(self, arm: str, block: int) -> Path:
         """Return the folder of a run, runs/ARM/BLOCK. Raises InputError if ``arm`` is no name of a single folder."""
-        return self.path / "runs" / check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
+        return self.path / "runs" / files.check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
 
     def run_json(self, arm: str, block: int) -> Path:
         return self.run(arm, block) / "run.json"
@@ -94,20 +83,20 @@ class StudyFolder:
             remove_leftovers(folder)
 
     def write_study(self, record: StudyRecord) -> None:
-        write_json(self.study_json, sealed(_study_json(record)))
+        write_json(self.study_json, files.sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
         """Read study.json, before any other file. Raises InputError if it is damaged, or if files are links."""
         record = _record_of(self.study_json, _read_json(self.study_json), StudyRecord)
-        check_no_links(self.path)
+        files.check_no_links(self.path)
         return record
 
     def write_run(self, record: RunRecord) -> None:
-        write_json(self.run(record.arm, record.block) / "run.json", sealed(record.to_json()))
+        write_json(self.run(record.arm, record.block) / "run.json", files.sealed(record.to_json()))
 
     def write_whole_run(self, record: RunRecord) -> None:
         """Write run.json with the digests of all other files of the run. Call it when these are written."""
-        self.write_run(replace(record, digests=digests_of(self.run(record.arm, record.block))))
+        self.write_run(replace(record, digests=files.digests_of(self.run(record.arm, record.block))))
 
     def write_tables(self, arm: str, block: int, steps: Columns, spans: Columns, samples: Columns) -> None:
         folder = self.run(arm, block)
@@ -135,10 +124,10 @@ class StudyFolder:
 
         def write(temporary: Path) -> None:
             write_parquet(temporary, table)
-            self._expect(record, path, (*recorded, digest(temporary)))
+            self._expect(record, path, (*recorded, files.digest(temporary)))
 
         write_atomically(path, write)
-        self._expect(record, path, (digest(path),))
+        self._expect(record, path, (files.digest(path),))
 
     def _intact(self, path: Path, record: RunRecord) -> tuple[_Tables, RunRecord]:
         """Return a run's tables and record. Raises InputError for damage; a table just replaced is read again."""
@@ -165,7 +154,7 @@ class StudyFolder:
             return False
         folder = self.run(arm, block)
         try:
-            check(folder, record.digests, record.digests)
+            files.check(folder, record.digests, record.digests)
             return _tables(folder, record).steps is not None
         except InputError:
             return False
@@ -193,12 +182,12 @@ class StudyFolder:
             raise InputError(
                 f"{path}: it is a run of another study (its session is {record.session!r}, this study's id {study_id})"
             )
-        if seals_digests(content):
+        if files.seals_digests(content):
             for name in (f"{table}.parquet" for table in COLUMNS):
                 if name not in record.digests and (path.parent / name).exists():
                     raise InputError(
                         f"{path.parent / name}: the run did not write this file: run.json has no SHA-256 of it (key "
-                        f"digests). If it was added on purpose, remove the key {CONTENT} of run.json"
+                        f"digests). If it was added on purpose, remove the key {files.CONTENT} of run.json"
                     )
         return record
 
@@ -260,7 +249,7 @@ def _tables(folder: Path, record: RunRecord) -> _Tables:
     for name, columns in COLUMNS.items():
         file = folder / f"{name}.parquet"
         recorded = record.digests.keys() & {file.name}
-        check(folder, record.digests, recorded)
+        files.check(folder, record.digests, recorded)
         if file.exists():
             tables[name] = StoredTable(file, columns)
             tables[name].check(as_written=bool(recorded))
@@ -274,7 +263,7 @@ def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
     problems = []
     for name in [*(record.digests.keys() & {path.name}), *sorted(probe_files)]:
         try:
-            check(folder, record.digests, [name])
+            files.check(folder, record.digests, [name])
         except InputError as error:
             problems.append(str(error))
     if problems and path.name in problems[0]:
@@ -347,7 +336,7 @@ def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
         record = made_of(kind, content)
     except ValidationError as error:
         raise InputError(f"{path}: {first_fault(error)}") from error
-    check_sealed(path, content)  # The errors above say more, so they come first.
+    files.check_sealed(path, content)  # The errors above say more, so they come first.
     return record
 
 
@@ -355,7 +344,7 @@ def _of_a_run(path: Path) -> bool:
     """Return True if ``path`` has the form runs/<arm>/<block>/run.json that :meth:`StudyFolder.run` produces."""
     arm, block = path.parts[-3:-1]
     with suppress(ValueError):
-        return block.isdecimal() and str(int(block)) == block and folder_name(arm) == arm
+        return block.isdecimal() and str(int(block)) == block and files.folder_name(arm) == arm
     return False
 
 

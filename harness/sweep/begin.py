@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from harness.launch.preparation import check_devices, check_writable, prepare_data
-from harness.launch.study import create_folder, now, only_one
+from harness.launch.study import create_folder, only_one
 from harness.machine.environment import has_nvidia_driver, record_environment
+from harness.study.records import now
 from harness.study.store import StudyFolder
 from harness.sweep.budget import spent_by
 from harness.sweep.load import LoadedSweep

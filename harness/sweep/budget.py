@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.judge.cost import HOUR_S, SpendingLimit, cost_of_trials, usd_of
+from harness.judge.cost import HOUR_S, cost_of_trials, usd_of
 from harness.launch.costing import work_of_training
 from harness.sweep.model import SweepBudget, TrialConfigs
 from harness.sweep.store import Pilot
@@ -111,8 +111,3 @@ def shortage(
     if budget.usd is not None and usd is not None and spent.usd is not None and usd > budget.usd - spent.usd:
         return Shortage("usd", usd, budget.usd - spent.usd, budget.usd)
     return None
-
-
-def limit_s(budget: SweepBudget, price_usd_per_hour: float | None) -> float | None:
-    """Return the seconds that the whole budget allows, by hours or by money; None if it limits neither."""
-    return SpendingLimit(budget.usd, budget.hours).seconds(price_usd_per_hour)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +22,14 @@ class DivergedRate:
     learning_rate: float
     diverged: int  # Number of seeds that diverged
     seeds: int  # Number of seeds whose trial at this rate has ended
+
+
+def mean_losses(points: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """Return {learning rate: mean loss over its seeds}, in the order of the (learning rate, loss) ``points``."""
+    losses: dict[float, list[float]] = {}
+    for rate, loss in points:
+        losses.setdefault(rate, []).append(loss)
+    return {rate: math.fsum(values) / len(values) for rate, values in losses.items()}
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,8 @@ class RateCurve:
     @property
     def lowest_mean(self) -> float | None:
         """Learning rate with the lowest mean loss over its seeds; None without a finished trial below the ceiling."""
-        losses: dict[float, list[float]] = {}
-        for rate, loss in self.points:
-            losses.setdefault(rate, []).append(loss)
-        return min(losses, key=lambda rate: math.fsum(losses[rate]) / len(losses[rate]), default=None)
+        means = mean_losses(self.points)
+        return min(means, key=lambda rate: means[rate], default=None)
 
 
 @dataclass(frozen=True)

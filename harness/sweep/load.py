@@ -10,9 +10,9 @@ from typing import NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from harness.scenario.errors import Problem, did_you_mean, first_error, problems_of
-from harness.scenario.load import SCENARIOS, SWEEPS, find_file, load_scenario, read_merged
+from harness.scenario.load import COMMAND_LINE, SCENARIOS, SWEEPS, find_file, load_scenario, option_layer, read_merged
 from harness.scenario.model import Scenario
-from harness.scenario.overrides import DottedKeyError, expand, flatten, has, merge
+from harness.scenario.overrides import has, merge
 from harness.scenario.plan import make_plan
 from harness.scenario.yaml import Document, Mark, parse_document
 from harness.sweep.model import SweepBudget, SweepConfig
@@ -26,7 +26,6 @@ from trainer.model import resolve_shape
 DEFAULT_ARM = "trial"
 STEPS = "must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"
 MAX_TRIAL_STEPS = 1_000_000_000  # the most that optimizer.schedule_steps allows
-OPTIONS = 1_000_000  # Mark.order of options: after every file
 # Keys that the search sets in each trial, and the key of the sweep that controls each.
 SET_BY_SWEEP = {
     "optimizer.learning_rate": "learning_rate",
@@ -75,16 +74,9 @@ def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None
         raise InputError(f"{label}: only the file can set {first}; --set takes other keys of a sweep, or of its base")
     if first not in SweepConfig.model_fields:
         key = f"base.{key}"
-    try:
-        over = expand({key: parse_document(value, label, numbered=False).data})
-    except DottedKeyError as error:
-        raise InputError(f"{label}: {error}") from error
-    replaces = key == "strategy"
-    document.data = {**document.data, **over} if replaces else merge(document.data, over)
-    mark = Mark(OPTIONS, 0, label)
-    for leaf in flatten(over):
-        path = tuple(leaf.split("."))
-        document.marks |= {path[:end]: mark for end in range(2 if path[0] == "base" else 1, len(path) + 1)}
+    layer = option_layer(key, parse_document(value, label, numbered=False).data, label)
+    document.data = {**document.data, **layer.data} if key == "strategy" else merge(document.data, layer.data)
+    document.marks |= layer.marks
 
 
 def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
@@ -128,7 +120,7 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
     if "warmup_steps" not in data or "warmup_fraction" not in data:
         return
     marks = {key: document.nearest((key,)) for key in ("warmup_steps", "warmup_fraction")}
-    by_option = [key for key, mark in marks.items() if mark is not None and mark.order == OPTIONS]
+    by_option = [key for key, mark in marks.items() if mark is not None and mark.order == COMMAND_LINE]
     if len(by_option) == 1:
         (option_key,), (file_key,) = by_option, [key for key in marks if key not in by_option]
         raise InputError(

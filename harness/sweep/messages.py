@@ -130,10 +130,7 @@ def plan_lines(
         trials = f"{stage.trials:,}" if stage.exact else f"at most {stage.trials:,}"
         tokens, total_steps = stage.steps * step_tokens, stage.trials * stage.steps
         rows.append((name, trials, f"{stage.steps:,}", f"{tokens:,}", f"{total_steps:,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells))
+    lines += aligned(rows)
     steps = sum(stage.trials * stage.steps for stage in stages)
     number_of = sum(stage.trials for stage in stages)
     lines.append(

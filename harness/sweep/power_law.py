@@ -228,7 +228,8 @@ class Projection:
     @property
     def largest(self) -> ProjectedPoint | None:
         """The largest size whose optimum lies inside the tried rates; None if no size has such an optimum."""
-        inside = [point for point in self.points if _is_inside(point.optimum)]
+        fitted = [point for point in self.points if isinstance(point.optimum, LearningRateOptimum)]
+        inside = [point for point in fitted if point.optimum and point.optimum.at_edge is None]
         return max(inside, key=lambda point: point.size, default=None)
 
 
@@ -243,7 +244,3 @@ def project(
     if isinstance(law, PowerLaw) and plan.unit != "width":
         prediction = extrapolate(law, plan.target)
     return Projection(plan.unit, plan.target, points, law, prediction, plan.mup)
-
-
-def _is_inside(optimum: LearningRateOptimum | NoOptimum | None) -> bool:
-    return isinstance(optimum, LearningRateOptimum) and optimum.at_edge is None

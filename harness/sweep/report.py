@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -188,16 +189,9 @@ def _trials(record: SweepRecord, trials: Sequence[Trial], best: int | None) -> s
         if priced:
             cells.append(f"{usd_of(trial.seconds, record.price_usd_per_hour) or 0.0:.4f}")
         rows.append(cells)
-    ended = [f"{number} {OUTCOMES[status]}" for status, number in _counts(trials).items()]
+    ended = [f"{number} {OUTCOMES[status]}" for status, number in Counter(trial.status for trial in trials).items()]
     note = f"\n\n{sentences.QUESTIONS}" if scored else ""
     return f"## Trials\n\n{count(len(trials), 'trial')}: {listing(ended)}.\n\n{table(header, rows)}{note}"
-
-
-def _counts(trials: Sequence[Trial]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for trial in trials:
-        counts[trial.status] = counts.get(trial.status, 0) + 1
-    return counts
 
 
 def _json(

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.judge.cost import SpendingLimit
 from harness.launch.protocol import TrialEvent, TrialStart
-from harness.launch.study import now
+from harness.study.records import now
 from harness.sweep import messages
-from harness.sweep.budget import BudgetOver, TrialsNeed, limit_s, need_of, needs_by_size, shortage, spent_by
+from harness.sweep.budget import BudgetOver, TrialsNeed, need_of, needs_by_size, shortage, spent_by
 from harness.sweep.messages import SweepProgress
 from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.pilot import PILOT_STEPS, pilots_of, refuse_too_much, time_steps, train_pilot
@@ -65,7 +66,7 @@ class SweepRun:
         self._journal = TrialJournal(folder.path)
         self._trials = self._journal.trials()
         self._space = configs.space()
-        self._limit_s = limit_s(settings.budget, record.price_usd_per_hour)
+        self._limit_s = SpendingLimit(settings.budget.usd, settings.budget.hours).seconds(record.price_usd_per_hour)
         self._server = TrialServer([configs.base.model_dump(mode="json")], settings.limits)
         self._progress = SweepProgress(settings.strategy.stages(self._space), self._trials)
         self._behind = False

@@ -43,7 +43,10 @@ def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
 
 def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial]) -> list[str]:
     """Return the result of a sweep as lines: the chosen rate, how sure it is, and what limits it."""
-    lines = [*_ending(record, trials), *map(_nothing_below, _without_points(found.curves))]
+    lines = [
+        *_ending(record, trials),
+        *map(_nothing_below, (curve for curve in found.curves if curve.above and not curve.points)),
+    ]
     if found.projection is not None:
         return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
     if found.chosen is None or not found.curves:
@@ -66,11 +69,6 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
 def of_seeds(one: DivergedRate) -> str:
     """Format how many seeds of a rate diverged: `` (1 of 2 seeds)``; "" if it had only one."""
     return "" if one.seeds < 2 else f" ({one.diverged} of {one.seeds} seeds)"
-
-
-def _without_points(curves: Sequence[RateCurve]) -> list[RateCurve]:
-    """Return the curves whose finished trials are all at or above a rate that diverged, so that none can be chosen."""
-    return [curve for curve in curves if curve.above and not curve.points]
 
 
 def _nothing_below(curve: RateCurve) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from harness.launch.block import modules_of
 from harness.launch.channel import BEAT_S, BEATS_PER_LIMIT, KILLED_S, Channel, looks
 from harness.launch.diagnosis import diagnose, killed_by, look_at
+from harness.launch.ending import signal_group
 from harness.launch.fork_server import ForkServer, ForkServerGone
 from harness.launch.protocol import TrialEvent, TrialStart
 from harness.sweep.model import TrialLimits
@@ -117,16 +118,12 @@ def main(descriptor: int, parent: int) -> int:
         event = _ended(_train(start, watching), watching, Path(start["folder"]))
     except EOFError:  # The sweep has ended.
         return 1
-    except InputError as error:
-        event = {
-            "event": "ended", "steps": 0, "tokens": 0, "loss": None, "status": "failed", "error": str(error),
-            "wrong_input": True,
-        }  # fmt: skip
     except Exception as error:
-        traceback.print_exc()
-        event = {
-            "event": "ended", "steps": 0, "tokens": 0, "loss": None, "status": "failed", "error": in_words(error),
-        }  # fmt: skip
+        event = {"event": "ended", "steps": 0, "tokens": 0, "loss": None, "status": "failed", "error": in_words(error)}
+        if isinstance(error, InputError):
+            event |= {"error": str(error), "wrong_input": True}
+        else:
+            traceback.print_exc()
     channel.send(event)
     return 0 if event.get("status") == "done" else 1
 
@@ -287,8 +284,7 @@ class TrialServer:
 
     def _why_gone(self, log: Path) -> str:
         if self._pid is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)  # Its channel is closed.
+            signal_group(self._pid, signal.SIGKILL)  # Its channel is closed.
         code = self._wait()
         if code is not None and code < 0:
             return f"its process was {killed_by(-code)}"
@@ -316,10 +312,7 @@ class TrialServer:
         """Kill the trial and its loader workers at once. Nothing if no trial runs."""
         if self._pid is None:
             return
-        try:
-            os.killpg(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            self._signal(signal.SIGKILL)
+        signal_group(self._pid, signal.SIGKILL)
         self._wait()
 
     def _wait(self) -> int | None:

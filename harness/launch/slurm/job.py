@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.launch.study import now, run_part
+from harness.launch.study import run_part
+from harness.study.records import now
 from harness.study.store import write_json
 from trainer.errors import InputError, in_words
 from trainer.files import read_json

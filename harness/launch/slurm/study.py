@@ -31,8 +31,8 @@ from harness.launch.slurm.batch import (
     submit,
 )
 from harness.launch.slurm.job import JobEnding, read_ending
-from harness.launch.study import Elsewhere, Outcome, begin_study, config_slurm, now, only_one, read_resumable
-from harness.study.records import RunRecord, StudyRecord, session_of
+from harness.launch.study import Elsewhere, Outcome, begin_study, config_slurm, only_one, read_resumable
+from harness.study.records import RunRecord, StudyRecord, now, session_of
 from harness.study.store import StudyFolder, write_json
 from trainer.config import SlurmConfig, TrainerConfig
 from trainer.errors import InputError, one_line, visible

@@ -192,7 +192,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.fixture
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """What asks git for the commit starts a process."""
-    monkeypatch.setattr("harness.launch.training_records.record_environment", dict)
+    monkeypatch.setattr("harness.launch.study.record_environment", dict)
 
 
 def of_one_arm(tmp_path: Path) -> tuple[str, Callable[..., int]]:
