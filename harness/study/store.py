@@ -22,7 +22,7 @@ from harness.study.contract import (
     Columns,
     arrow_schema,
 )
-from harness.study.records import RunRecord, StudyRecord, is_of_study
+from harness.study.records import RunRecord, StudyRecord, first_fault, is_of_study, made_of
 from harness.study.run_data import ProbesRecord, RunData, read_facts
 from harness.study.tables import StoredTable, with_run, write_parquet, write_table
 from trainer.errors import InputError
@@ -329,9 +329,8 @@ def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
     """Return ``content`` as ``kind``; later keys are dropped. Raises InputError for wrong keys, schema or digest."""
     from pydantic import ValidationError
 
-    from harness.study.records import first_fault, made_of
-
-    _check_schema(path, content)
+    if content.get("schema") != SCHEMA:
+        raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {SCHEMA}")
     try:
         record = made_of(kind, content)
     except ValidationError as error:
@@ -346,8 +345,3 @@ def _of_a_run(path: Path) -> bool:
     with suppress(ValueError):
         return block.isdecimal() and str(int(block)) == block and files.folder_name(arm) == arm
     return False
-
-
-def _check_schema(path: Path, content: JsonObject) -> None:
-    if content.get("schema") != SCHEMA:
-        raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {SCHEMA}")
