@@ -137,8 +137,8 @@ class ForkServers:
         warmly = SimpleNamespace(Popen=warm.Popen, TimeoutExpired=subprocess.TimeoutExpired)
         with (
             mock.patch("harness.launch.block.ForkServer", functools.partial(self._of, cold=cold)),
-            mock.patch("harness.sweep.trial_process.ForkServer", functools.partial(self._of, cold=cold)),
-            mock.patch("harness.launch.user_trial.subprocess", subprocess if cold else warmly),
+            mock.patch("harness.sweep.trial_run.ForkServer", functools.partial(self._of, cold=cold)),
+            mock.patch("harness.launch.preparation.subprocess", subprocess if cold else warmly),
             mock.patch("harness.attach.command.subprocess", subprocess if cold else warmly),
         ):
             yield

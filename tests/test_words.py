@@ -65,7 +65,7 @@ ALLOWED = {
 ONLY_IN = {
     "turn": {"harness/launch/protocol.py", "harness/show/timeline/model.py"},
     "settle": {"harness/launch/protocol.py"},
-    "evidence": {"harness/audit/result.py", "harness/audit/report.py", "harness/audit/text.py"},
+    "evidence": {"harness/audit/checkup.py", "harness/audit/report.py", "harness/audit/text.py"},
 }
 
 

@@ -26,7 +26,6 @@ from harness.launch.channel import BudgetSpent, WaitLimits
 from harness.launch.ending import terminable
 from harness.launch.progress import Progress
 from harness.launch.quiet import LoadCheck
-from harness.launch.study import now
 from harness.machine.environment import record_user_environment
 from harness.scenario.commands import (
     CommandArm,
@@ -36,7 +35,7 @@ from harness.scenario.commands import (
     Interleave,
     plan_commands,
 )
-from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, now, session_of
 from harness.study.store import StudyFolder
 from trainer.errors import InputError
 from trainer.json_types import JsonObject

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.attach.frames import AttachedProcess
 from harness.attach.sampling import sampled
 from harness.explain.probes.samples import process_roles
-from harness.probes.profilers.py_spy import SPEEDSCOPE, TRACE
+from harness.probes.profilers.py_spy import SPEEDSCOPE, TRACE, speedscope
 from harness.probes.profilers.torch_session import MAX_TRACE_BYTES, keep
 from harness.study.contract import PROFILED, SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.run_data import ProbesRecord, PySpyRecord, TorchProfilerRecord
@@ -22,7 +22,6 @@ from harness.study.store import write_json
 from harness.study.tables import StoredTable
 from harness.study.traces.kineto import file_name
 from harness.study.traces.py_spy import read_stacks
-from harness.study.traces.speedscope import speedscope
 from trainer.errors import InputError
 from trainer.files import write_bytes
 

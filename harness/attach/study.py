@@ -16,11 +16,10 @@ from harness.attach.program_causes import program_causes
 from harness.attach.steps import EXACT, FORCED, LATE, PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.explain.causes import CODE, COMPILED, EVALUATION, GC, HOOKS, LOCK, SAMPLED
 from harness.explain.wall import AFTER_STEPS, EVALUATING_STEPS, MEASURED_STEPS, OTHER_STEPS, PROFILED_STEPS, START_UP
-from harness.launch.study import now
-from harness.machine.checks.check import count
+from harness.machine.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
-from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, now, session_of
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 

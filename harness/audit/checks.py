@@ -6,8 +6,73 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
-from harness.audit.flops import Convention
 from harness.audit.table import AuditRow, Declared, Interval, common
+from trainer.devices.estimates import flops_per_token, lookups, parameters
+from trainer.model import Shape
+
+Attention = Literal["full", "half", "none"]
+Weights = Literal[
+    "palm", "all, lookups", "all, positions", "no output projection", "no biases", "positions, no biases", "matrices",
+    "layer matrices",
+]  # fmt: skip
+_ATTENTION_FACTOR: dict[Attention, float] = {"full": 12.0, "half": 6.0, "none": 0.0}
+
+
+@dataclass(frozen=True)
+class Convention:
+    """Training FLOPs per token: 6 x ``weights`` (named ``counted``) + ``attention_per_position`` x length."""
+
+    counted: Weights
+    weights: int
+    attention: Attention
+    attention_per_position: float  # FLOPs per token for each position of the sequence
+
+    def flops_per_token(self, sequence_length: float) -> float:
+        return 6.0 * self.weights + self.attention_per_position * sequence_length
+
+    def sequence_length(self, flops: float) -> float:
+        """Return the sequence length at which a token costs ``flops``. The formula must count attention."""
+        return (flops - 6.0 * self.weights) / self.attention_per_position
+
+
+def conventions(shape: Shape) -> list[Convention]:
+    """Return all distinct formulas for a model's FLOPs per token, PaLM's first (trainer/devices/estimates.py)."""
+    distinct: list[Convention] = []
+    per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))
+    for counted, weights in _weights(shape).items():
+        for attention, factor in _ATTENTION_FACTOR.items():
+            convention = Convention(counted, weights, attention, factor * per_position)
+            if all(
+                (convention.weights, convention.attention) != (other.weights, other.attention) for other in distinct
+            ):
+                distinct.append(convention)
+    assert distinct[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # Both modules must agree.
+    return distinct
+
+
+def _weights(shape: Shape) -> dict[Weights, int]:
+    """Return the number of parameters by way of counting. GPT-2's output projection is its token embedding."""
+    everything = parameters(shape)
+    embedding = shape.vocab_size * shape.width
+    palm = everything - lookups(shape)
+    norm_weights = (2 * shape.layers + 1) * shape.width
+    biases = 0
+    # Biases per layer: attention 4 widths, feed-forward its own and 1 width, norms 2; and the last norm 1.
+    if shape.family != "llama":
+        biases = shape.layers * (7 * shape.width + shape.ffn_width) + shape.width
+    if shape.family == "distilbert":  # The head has a matrix, a norm, and a bias for each token id.
+        biases += 2 * shape.width + shape.vocab_size
+        norm_weights += shape.width
+    counts: dict[Weights, int] = {
+        "palm": palm,
+        "all, lookups" if shape.family == "llama" else "all, positions": everything,
+        "no output projection": palm - embedding,
+    }
+    if biases:
+        counts |= {"no biases": palm - biases, "positions, no biases": everything - biases}
+    counts |= {"matrices": palm - biases - norm_weights, "layer matrices": palm - biases - norm_weights - embedding}
+    return counts
+
 
 TOKENS, TFLOPS, MFU, STEP = "tokens/s", "TFLOP/s", "MFU", "step time"
 DURATION = "duration against steps x step time"
@@ -21,17 +86,13 @@ AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Values under which a row's figures are compared, such as formula and sequence length.
-
-    None: unknown, so figures that depend on it are not checkable.
-    """
+    """Values under which a row is compared. None: unknown, so figures that depend on it are not checkable."""
 
     convention: Convention | None
     sequence: float | None
     devices: float
     peak_flops_per_s: float | None
-    scale: float = 1.0
-    """Share of the convention's FLOPs that the publication counts."""
+    scale: float = 1.0  # Share of the convention's FLOPs that the publication counts
 
     @property
     def flops_per_token(self) -> float | None:
@@ -42,10 +103,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """Comparison of two figures of a row. ``discrepancy``: their relative difference.
-
-    ``allowed``: the largest relative difference that rounding explains.
-    """
+    """Comparison of two figures: their relative difference, and the largest one that rounding explains."""
 
     name: str
     status: AuditStatus
@@ -56,9 +114,7 @@ class AuditCheck:
 
 
 def setting_of(row: AuditRow, declared: Declared, convention: Convention | None) -> Setting:
-    """Return the setting under which ``row`` is read: its own declarations, else those of the table; one device by
-    default.
-    """
+    """Return the setting of ``row``: its own declarations, else those of the table; one device by default."""
     return Setting(
         convention,
         row.sequence_length or declared.sequence_length,
@@ -68,10 +124,7 @@ def setting_of(row: AuditRow, declared: Declared, convention: Convention | None)
 
 
 def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
-    """Return the tokens (positions) of an optimizer step over all devices, as printed or from the batch size.
-
-    None if unknown.
-    """
+    """Return the tokens (positions) of an optimizer step, as printed or from the batch size; None if unknown."""
     if row.tokens_per_step is not None:
         return row.tokens_per_step
     if row.batch_size is None or setting.sequence is None:
@@ -80,10 +133,7 @@ def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
 
 
 def rates(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return tokens/s over all devices by source: :data:`TOKENS` as printed, :data:`STEP` from the step time.
-
-    Figures that the row does not give are absent.
-    """
+    """Return tokens/s over all devices by source: :data:`TOKENS` as printed, :data:`STEP` from the step time."""
     result = {}
     if row.tokens_per_s is not None:
         result[TOKENS] = row.tokens_per_s.interval
@@ -104,10 +154,7 @@ def step_s(row: AuditRow, setting: Setting) -> Interval | None:
 
 
 def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return the FLOP/s of one device that follow from each printed figure.
-
-    In a correct row all of these intervals overlap.
-    """
+    """Return the FLOP/s of one device from each printed figure. In a correct row, these intervals overlap."""
     result = {}
     flops = setting.flops_per_token
     if flops is not None:
@@ -120,10 +167,7 @@ def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
 
 
 def fits(row: AuditRow, setting: Setting) -> bool:
-    """Return True if no printed figure of ``row`` contradicts another under ``setting``.
-
-    True also without two figures.
-    """
+    """Return True if no printed figure of ``row`` contradicts another under ``setting``, also without two figures."""
     groups = [list(intervals.values()) for intervals in (rates(row, setting), witnesses(row, setting))]
     duration = _duration(row, setting)
     return all(not group or common(group) is not None for group in groups) and (
@@ -181,10 +225,7 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReaso
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
-    """Compare the printed duration with steps x step time. None if the row gives neither duration nor steps.
-
-    A longer duration is consistent, because it may include evaluation, saving and pauses.
-    """
+    """Compare the printed duration with steps x step time. A longer one is consistent: it may include evaluation."""
     if row.duration_s is None and row.steps is None:
         return None
     one_step_s = step_s(row, setting)

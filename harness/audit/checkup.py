@@ -1,35 +1,89 @@
-"""Checks a published results table against itself: rows, readings, ceilings, inferences.
+"""Check a published results table against itself, as a pure function from Table to Audit.
 
-A pure function from Table to Audit. Every tolerance follows from the printed digits (table.py). Every firm claim
-follows from the scatter of the rows and from the number of equally good readings (judge.py).
+Tolerances follow from printed digits (table.py), firm claims from scatter and the number of equally good readings
+(judge.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from harness.audit.checks import (
     MFU,
     TFLOPS,
     TOKENS,
+    AuditCheck,
     AuditStatus,
+    Convention,
     Setting,
     checks,
+    conventions,
     fits,
     setting_of,
     step_s,
     witnesses,
 )
-from harness.audit.fits import clues, fits_by_kind, traffic
-from harness.audit.flops import Convention, conventions
-from harness.audit.gains import Incomparable, gains
+from harness.audit.fits import Clue, Fit, Traffic, clues, fits_by_kind, traffic
+from harness.audit.gains import Gain, Incomparable, gains
 from harness.audit.judge import Candidate, JudgedRow, Reported, by_figures, deviation_among, judge, like, widened
 from harness.audit.readings import search
-from harness.audit.result import Audit, Formula, RowAudit
-from harness.audit.scatter import beyond_scatter, relations, worst
+from harness.audit.scatter import Scatter, beyond_scatter, relations, worst
 from harness.audit.solve import SOLVED_ROUNDING, Excluded, FittedReading
-from harness.audit.table import AuditRow, Peak, Table
+from harness.audit.table import AuditRow, Interval, Peak, Table
+
+
+@dataclass(frozen=True)
+class Formula:
+    """One way to count FLOPs per token, and the rows that it makes consistent out of ``of`` that depend on it."""
+
+    convention: Convention
+    gflops_per_token: float  # GFLOP per token at the table's sequence length
+    rows: list[str]
+    of: int
+
+
+@dataclass(frozen=True)
+class RowAudit:
+    """Result of the audit for one row: checks, readings that explain it, inferences. None: not derivable."""
+
+    name: str
+    status: AuditStatus
+    checks: list[AuditCheck]
+    readings: list[FittedReading]
+    excluded: list[Excluded]
+    step_ms: float | None
+    implied: Interval | None  # FLOPs per token, from TFLOP/s (else MFU x peak) and tokens/s
+    setting: Setting
+    incomparable: Incomparable | None
+    tokens_per_s_as_declared: float | None
+    """Tokens/s at the declared sequence length with the same FLOP/s, if a firm reading has another length."""
+    alike: list[FittedReading]  # Readings that count the same FLOPs per token
+    scatter: Scatter | None  # Scatter of several rows that includes this row
+
+    @property
+    def gflops_per_token(self) -> float | None:
+        return None if self.implied is None else self.implied.middle / 1e9
+
+    @property
+    def expected_gflops_per_token(self) -> float | None:
+        """GFLOP per token of the declared model shape; None if shape or sequence length are unknown."""
+        flops = self.setting.flops_per_token
+        return None if flops is None else flops / 1e9
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All findings of ``harness audit`` on ``table``. ``formulas``: every tried formula for FLOPs per token."""
+
+    table: Table
+    rows: list[RowAudit]
+    formulas: Mapping[Convention, Formula]
+    gains: list[Gain]
+    fits: list[Fit]
+    traffic: Traffic | None
+    evidence: list[Clue]  # Evidence elsewhere in the table for or against readings of rows
+    scatters: list[Scatter]
 
 
 def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
@@ -74,10 +128,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
-    """Return the row for which readings are searched.
-
-    If it is further off than the scatter of the other rows, its intervals are widened by that scatter.
-    """
+    """Return the row to explain, widened by the scatter of the other rows if it is further off than that."""
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
@@ -121,11 +172,10 @@ def _readings(
     known: Sequence[Convention],
     peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[Excluded]]:
-    """Return the readings that make the row consistent, and the excluded kinds; none if it is consistent under
-    PaLM's formula.
+    """Return the readings that make the row consistent, and the excluded kinds; none if it is already.
 
-    If the table uses another formula (``usual``), readings with it and one more change are included. ``settled``:
-    ``usual`` if several rows confirm it.
+    Readings with another formula of the table (``usual``) and one more change are included. ``settled``: several rows
+    confirm it.
     """
     if fits(row, setting):
         return [], []
@@ -170,9 +220,7 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """Return readings by formula and by sequence length with equal FLOPs per token, which the row cannot
-    distinguish; else [].
-    """
+    """Return readings by formula and by sequence length with equal FLOPs per token: the row cannot tell them apart."""
     counted = [
         reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
     ]

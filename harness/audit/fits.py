@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.audit.checks import Setting, setting_of, step_s, tokens_per_step
-from harness.audit.flops import Convention
+from harness.audit.checks import Convention, Setting, setting_of, step_s, tokens_per_step
 from harness.audit.policy import ODD_FIXED_RATIO
 from harness.audit.solve import FittedReading
 from harness.audit.table import AuditRow, Table
@@ -18,28 +17,21 @@ GRADIENT_PASSES = {"none": 0, "norm": 1, "clip": NORM_PASSES}
 
 @dataclass(frozen=True)
 class Fit:
-    """Least-squares line of step time (ms) over batch size, for the rows of one kind.
-
-    It is exact for two batch sizes.
-    """
+    """Least-squares line of step time (ms) over batch size, for the rows of one kind; exact for two sizes."""
 
     kind: str
     rows: list[str]
     batch_sizes: list[int]
     fixed_ms: float
     per_sample_ms: float
-    flops_per_s: float | None
-    """FLOP/s of forward and backward: FLOPs of a sample / ``per_sample_ms``."""
+    flops_per_s: float | None  # FLOP/s of forward and backward: FLOPs of a sample / ``per_sample_ms``.
     share_of_peak: float | None
-    doubtful: list[str]
-    """Inconsistent rows, whose figures the fit uses nevertheless."""
+    doubtful: list[str]  # Inconsistent rows, whose figures the fit uses nevertheless
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory traffic of the optimizer in one step: passes over parameter-sized tensors x parameters x bytes per
-    value.
-    """
+    """Memory traffic of the optimizer per step: passes over parameter-sized tensors x parameters x bytes each."""
 
     passes: int
     bytes: float
@@ -50,10 +42,7 @@ class Traffic:
 
 
 def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[str, bool]) -> list[Fit]:
-    """Return a fit for each kind of row with several batch sizes at one sequence length and number of devices.
-
-    ``doubtful``: by row, True if it is inconsistent.
-    """
+    """Return a fit per kind of row with several batch sizes at one sequence length and number of devices."""
     kinds: dict[tuple[str, float | None, float], list[tuple[AuditRow, Setting]]] = {}
     for row in table.rows:
         setting = setting_of(row, table.declared, convention)
@@ -124,10 +113,7 @@ class FixedPart:
 
 @dataclass(frozen=True)
 class Clue:
-    """Evidence elsewhere in the table for the reading that ``row`` has the sequence length ``sequence``.
-
-    ``tokens``: tokens of its step then. ``as_large``: consistent rows with as many.
-    """
+    """Evidence for ``sequence`` as a row's length. ``tokens``: of a step; ``as_large``: rows with as many."""
 
     row: AuditRow
     sequence: float
@@ -148,10 +134,7 @@ def clues(
     consistent: Collection[str],
     fits: Sequence[Fit],
 ) -> list[Clue]:
-    """Return evidence for each row that another sequence length would explain, as far as the table has any.
-
-    ``readings``: firm readings by row. ``consistent``: names of the consistent rows.
-    """
+    """Return evidence for each row that another sequence length would explain. ``readings``: firm ones by row."""
     clue_list = []
     for row in table.rows:
         for reading in readings[row.name]:
@@ -171,16 +154,9 @@ def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
 
 
 def _as_large(
-    table: Table,
-    row: AuditRow,
-    tokens: float | None,
-    convention: Convention | None,
-    consistent: Collection[str],
+    table: Table, row: AuditRow, tokens: float | None, convention: Convention | None, consistent: Collection[str]
 ) -> list[AuditRow]:
-    """Return consistent rows of the same kind with as many tokens per step as ``tokens``.
-
-    Empty if ``row`` gives no TFLOP/s.
-    """
+    """Return consistent rows of the same kind with as many tokens per step as ``tokens``."""
     if row.tflops is None or tokens is None:
         return []
     same_kind = (

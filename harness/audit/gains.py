@@ -1,7 +1,4 @@
-"""Judges published gains: the ceiling that the isolated figures allow, and whether noise could explain the gain.
-
-This module returns numbers and kinds only; harness.audit.text writes the sentences.
-"""
+"""Judge published gains: the ceiling from the isolated figures, and whether noise explains the gain."""
 
 from __future__ import annotations
 
@@ -26,42 +23,30 @@ NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
 
 @dataclass(frozen=True)
 class Gain:
-    """A candidate row against its baseline row. Ratios are of tokens/s; above 1 the candidate is faster.
-
-    None: not derivable from the printed figures.
-    """
+    """A candidate row against its baseline. Ratios are of tokens/s, above 1: candidate faster. None: not derivable."""
 
     baseline: str
     candidate: str
     measured: float | None
-    measured_low: float | None
-    """``measured_low`` to ``measured_high``: the range that the printed digits allow."""
+    measured_low: float | None  # ``measured_low`` to ``measured_high``: the range that the printed digits allow.
     measured_high: float | None
-    isolated: float | None
-    """How many times as fast the candidate's data path is by itself."""
-    step_ms: float | None
-    """Of the baseline, like the next three fields."""
-    data_ms: float | None
-    """Isolated data time of one step: batch size x ms per sample."""
+    isolated: float | None  # How many times as fast the candidate's data path is by itself
+    step_ms: float | None  # Of the baseline, like the next three fields
+    data_ms: float | None  # Isolated data time of one step: batch size x ms per sample.
     candidate_data_ms: float | None
-    ceiling_all: float | None
-    """Ratio if the whole data time were exposed and removed."""
+    ceiling_all: float | None  # Ratio if the whole data time were exposed and removed
     ceiling: float | None
     """Ratio if the whole data time were exposed and replaced by the candidate's; below 1 if that is slower."""
     verdict: GainVerdict
     noise: NoiseVerdict | None
     unexplained: float | None
     """Part of the measured ratio that the data path cannot explain, as a fraction; 0 if it explains all."""
-    reason: NotComparable | None
-    """Why the gain cannot be judged."""
+    reason: NotComparable | None  # Why the gain cannot be judged
 
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Reason why a row's tokens/s cannot be compared with those of other rows.
-
-    ``kind``: its firm reading, or why it has none.
-    """
+    """Reason why a row's tokens/s cannot be compared. ``kind``: its firm reading, or why it has none."""
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
     value: float | None = None
@@ -69,11 +54,7 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class NotComparable:
-    """Reason why the gain of two rows cannot be judged.
-
-    ``row`` and ``doubt``: one of the rows and its problem. ``tokens``: tokens per step of both rows, if they differ. If
-    all are None, the rows give no figure in common.
-    """
+    """Reason why a gain cannot be judged: ``doubt`` on ``row``, or other ``tokens`` per step, or no common figure."""
 
     row: str | None = None
     doubt: Incomparable | None = None
@@ -81,20 +62,14 @@ class NotComparable:
 
 
 def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain]:
-    """Return the judged gain of each declared pair of rows, or of derived pairs if none is declared.
-
-    ``trusted``: by row, why its tokens/s cannot be compared; None if they can.
-    """
+    """Return the gain of each declared or else derived pair. ``trusted``: by row, why not comparable, or None."""
     rows = {row.name: row for row in table.rows}
     pairs = list(_derived(table)) if table.compare is None else table.compare
     return [_gain(table, rows[baseline], rows[candidate], trusted) for baseline, candidate in pairs]
 
 
 def _derived(table: Table) -> Iterator[tuple[str, str]]:
-    """Yield (baseline, candidate) if no pairs are declared.
-
-    In each batch size, the baseline has the slowest data path.
-    """
+    """Yield (baseline, candidate). In each batch size, the baseline has the slowest data path."""
     by_batch: dict[int | None, list[AuditRow]] = {}
     for row in table.rows:
         if row.data in table.isolated_ms:
@@ -141,10 +116,7 @@ def _value(figure: AuditedFigure | None) -> float | None:
 
 
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
-    """Return the candidate's speed over the baseline's, from tokens/s, else from step times.
-
-    None if the rows lack both.
-    """
+    """Return candidate speed over baseline speed, from tokens/s, else step times; None if the rows lack both."""
     for first, second in ((candidate.tokens_per_s, baseline.tokens_per_s), (baseline.step_ms, candidate.step_ms)):
         if first is not None and second is not None:
             return AuditedFigure("", first.value / second.value, first.interval / second.interval)
@@ -158,11 +130,7 @@ def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFig
 
 
 def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
-    """Return the speedup if data time ``old`` became ``new``: step / (step - (old - new)).
-
-    All of ``old`` counts as exposed. ``new``: None if the data time is removed completely. Return None if ``old`` or
-    the step time is missing, or if the saving exceeds the step.
-    """
+    """Return step / (step - (old - new)), all of ``old`` exposed, ``new`` None: removed; None without a step time."""
     if step_ms is None or old is None:
         return None
     saved_low = old.interval.low - (new.interval.high if new else 0.0)

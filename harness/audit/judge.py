@@ -1,7 +1,7 @@
-"""Judges what the audit may claim about a row: firm readings, possible readings, scatter.
+"""Judge what the audit may claim about a row: firm readings, possible readings, scatter.
 
-A reading is firm if neither normal scatter nor the number of tried readings explains its fit: the chance of both
-together is at most FIRM_CHANCE. It is not offered if equally simple readings fit most figures.
+A reading is firm if the chance that scatter and the number of tried readings explain its fit is at most FIRM_CHANCE. It
+is not offered if equally simple readings fit most figures.
 """
 
 from __future__ import annotations
@@ -11,18 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb, prod
 
-from harness.audit.checks import AuditCheck, AuditStatus, Setting
-from harness.audit.flops import Convention
-from harness.audit.policy import (
-    AS_FAR_OFF_RATIO,
-    FIRM_CHANCE,
-    NORMAL_DEVIATIONS,
-    OFFERED_SHARE,
-    SPECIFIC_SHARE,
-    UNEXPLAINED_SHARE,
-    WITNESS_ROWS_MIN,
-)
-from harness.audit.readings import FIELDS, in_unit
+from harness.audit import policy
+from harness.audit.checks import AuditCheck, AuditStatus, Convention, Setting
+from harness.audit.readings import FIELDS, Readings, in_unit
 from harness.audit.scatter import (
     PER_DEVIATION,
     Relation,
@@ -34,7 +25,6 @@ from harness.audit.scatter import (
     worst,
 )
 from harness.audit.solve import Excluded, FittedReading, UnknownKind
-from harness.audit.specificity import Readings
 from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak
 
 
@@ -60,16 +50,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """Verdict on a row, made by :func:`judge`.
-
-    ``readings``: firm ones, then possible ones, then those that fit any figure.
-    """
+    """Verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
 
     status: AuditStatus
     readings: list[FittedReading]
     excluded: list[Excluded]
-    scatter: Scatter | None
-    """Scatter of several rows that includes this row."""
+    scatter: Scatter | None  # Scatter of several rows that includes this row
 
 
 @dataclass(frozen=True)
@@ -81,10 +67,7 @@ class Judgement:
 
 
 def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
-    """Judge all rows of a table together, because the scatter of the other rows decides what a row's difference means.
-
-    ``known``: formulas for FLOPs per token.
-    """
+    """Judge all rows together: the scatter of the others decides what a row's difference means. ``known``: formulas."""
     inexact = [entry for entry in candidates if (pair := entry.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
@@ -152,11 +135,7 @@ def _weigh(
     reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
-    """Return ``reading`` with its coverage, the number of rows that share it, and whether it is firm.
-
-    ``off``: number of inexact rows. ``sharers``: returns the rows that a reading explains. ``trying``: returns all
-    readings of a row.
-    """
+    """Return ``reading`` with its coverage, the rows that share it (``sharers``), and whether it is firm."""
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))
@@ -176,9 +155,9 @@ def _weigh(
         chance = coverage * chance_of_scatter(pair, [])
     # Many rows, or rows that are apart for another reason, show the scatter that the reading must exceed.
     exceeds_scatter = beyond_scatter(pair, unshared) or (
-        len(unshared) < WITNESS_ROWS_MIN and all(pair_elsewhere.gap == 0 for pair_elsewhere in unshared)
+        len(unshared) < policy.WITNESS_ROWS_MIN and all(pair_elsewhere.gap == 0 for pair_elsewhere in unshared)
     )
-    firm = exceeds_scatter and chance <= FIRM_CHANCE and coverage <= SPECIFIC_SHARE
+    firm = exceeds_scatter and chance <= policy.FIRM_CHANCE and coverage <= policy.SPECIFIC_SHARE
     return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
 
 
@@ -213,7 +192,11 @@ def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[Audi
 
 def _explains(reading: FittedReading, other: Candidate) -> bool:
     pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
-    return pair_before is not None and pair_after is not None and pair_after.gap <= UNEXPLAINED_SHARE * pair_before.gap
+    return (
+        pair_before is not None
+        and pair_after is not None
+        and pair_after.gap <= policy.UNEXPLAINED_SHARE * pair_before.gap
+    )
 
 
 def _share(reading: FittedReading, other: Candidate) -> float:
@@ -221,14 +204,11 @@ def _share(reading: FittedReading, other: Candidate) -> float:
     pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
     assert pair_before is not None
     assert pair_after is not None
-    return min((pair_before.half + pair_after.gap) / (AS_FAR_OFF_RATIO * abs(pair_before.center)), 1.0)
+    return min((pair_before.half + pair_after.gap) / (policy.AS_FAR_OFF_RATIO * abs(pair_before.center)), 1.0)
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
-    """Return the uncertainty of one offset that all rows in ``sharing`` have in common.
-
-    None if they have no common offset.
-    """
+    """Return the uncertainty of an offset that all rows in ``sharing`` have in common; None without one."""
     pairs = [
         relation
         for member in sharing
@@ -243,10 +223,7 @@ def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
 
 
 def _judged(
-    one: Candidate,
-    found: Sequence[FittedReading],
-    reported: Reported,
-    scattered: Sequence[Scatter],
+    one: Candidate, found: Sequence[FittedReading], reported: Reported, scattered: Sequence[Scatter]
 ) -> JudgedRow:
     pair = one.worst
     if pair is None or pair.gap == 0:
@@ -279,15 +256,15 @@ def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[F
     """Return the readings that fit few other figures. The others are appended to ``excluded`` as unspecific."""
     useless: dict[UnknownKind, float] = {}
     for reading in found:
-        if (reading.coverage or 0.0) > OFFERED_SHARE:
+        if (reading.coverage or 0.0) > policy.OFFERED_SHARE:
             useless[reading.kind] = max(useless.get(reading.kind, 0.0), reading.coverage or 0.0)
     excluded += [Excluded(kind, "unspecific", coverage=coverage) for kind, coverage in useless.items()]
-    return [entry for entry in found if (entry.coverage or 0.0) <= OFFERED_SHARE]
+    return [entry for entry in found if (entry.coverage or 0.0) <= policy.OFFERED_SHARE]
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
     """Return ``row`` with the interval of each figure widened by normal scatter of ``deviation`` (relative)."""
-    factor = 1 + NORMAL_DEVIATIONS * deviation / 2
+    factor = 1 + policy.NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
         figure: AuditedFigure | None = getattr(row, field)

@@ -1,7 +1,6 @@
-"""Reads and checks a published results table (profiles/published/*.yaml); documents its keys.
+"""Read and check a published results table (profiles/published/*.yaml); document its keys.
 
-Figures arrive as *text*: ``6544.40`` and ``6544.4`` stand for different intervals, and the audit's tolerances follow
-from the digits. Only title, source and rows are required. The audit names what it cannot check without the others.
+Figures are *text*: ``6544.40`` and ``6544.4`` are different intervals. Only title, source and rows are required.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ NULL = ("", "~", "null", "Null", "NULL")
 
 
 def load_published(path: Path) -> Table:
-    """Read and check the published table in ``path``.
-
-    Raise InputError with one line (file, line, key) if it is wrong.
-    """
+    """Read and check a published table. Raise InputError with one line (file, line, key) if it is wrong."""
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give a published table (profiles/published/*.yaml)")
     document = read_document(path)  # accepts plain YAML alone, and records the line of every key
@@ -59,10 +55,7 @@ def _unknown(problem: Problem) -> Problem:
 
 
 def _plain(node: Any) -> Any:
-    """Return a YAML node as dict, list and text.
-
-    Every scalar stays text, as written; nothing, ~ and null become None.
-    """
+    """Return a YAML node as dict, list and text: scalars stay as written; nothing, ~ and null become None."""
     if isinstance(node, yaml.MappingNode):
         return {key.value: _plain(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
@@ -93,10 +86,7 @@ def _problems(published: Published) -> Iterator[Problem]:
 
 
 def _shape(declared: DeclaredSection) -> tuple[Shape | None, list[Problem]]:
-    """Return the declared model shape, checked by the trainer's rules, and its problems.
-
-    None if it is missing or wrong.
-    """
+    """Return the declared model shape (None: missing or wrong), checked by the trainer's rules, and its problems."""
     model, path = declared.model, ("declared", "model")
     if model is None:
         return None, []

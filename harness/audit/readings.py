@@ -1,18 +1,23 @@
-"""Finds readings that make an inconsistent row consistent, by trying every single change of a declared value.
+"""Find readings (single changes of declared values, else pairs) that make a row consistent, and weigh their fit.
 
-Pairs of changes are tried only if no single change fits. Changes with a free parameter do not count as a fit here,
-because they fit almost any figure.
+Changes with a free parameter do not count as a fit here, because they fit almost any figure. The
+evidence of a fit is the share of random figures, up to twice as far off, that some reading of the kind would fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
+from math import log
 
-from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
-from harness.audit.flops import Convention
-from harness.audit.policy import AVERAGE_WITHIN
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.audit import policy
+from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Convention, Setting, fits, rates, witnesses
+from harness.audit.scatter import Relation
 from harness.audit.solve import Excluded, FittedReading, NamedPeak, devices, sequences
 from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak, common
 
@@ -31,10 +36,7 @@ class Search:
 
 
 def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: Sequence[Peak]) -> Search:
-    """Try every single change of ``setting`` and return the ones that make ``row`` consistent.
-
-    If only changes with a free parameter fit, pairs of changes are tried too.
-    """
+    """Return the single changes of ``setting`` that make ``row`` consistent; also pairs if all have free parameters."""
     excluded: list[Excluded] = []
     fitting = [
         *_formulas(row, setting, known, excluded),
@@ -65,9 +67,7 @@ def _formulas(
 
 
 def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield readings in which the publication counts the FLOPs of only a part of the work, or of more than the
-    model needs.
-    """
+    """Yield readings in which the FLOPs of a part of the work, or of more than the model needs, are counted."""
     if setting.flops_per_token is None:
         return
     for part, scale in SCALES.items():
@@ -92,10 +92,7 @@ def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:
-    """Yield readings with another formula and one more change, without free parameters.
-
-    Lengths are only powers of two.
-    """
+    """Yield readings with another formula and one more change: no free parameters, lengths only powers of two."""
     for formula in known:
         if formula == setting.convention:
             continue
@@ -111,10 +108,7 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
 def peaks_behind(
     row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
-    """Yield the reading that MFU refers to another peak than declared, with the known devices that have this peak.
-
-    If no peak helps, the reason is appended to ``excluded``.
-    """
+    """Yield the reading that MFU refers to another known peak; else append the reason to ``excluded``."""
     figures = witnesses(row, setting)
     work = common([interval for name, interval in figures.items() if name != MFU])
     if row.mfu_percent is None or setting.peak_flops_per_s is None or len(figures) < 2:
@@ -140,10 +134,7 @@ def peaks_behind(
 
 
 def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False) -> list[NamedPeak]:
-    """Return the known devices with a peak within ``needed`` (FLOP/s).
-
-    ``sparse``: marks them as peaks with 2:4 sparsity.
-    """
+    """Return the known devices with a peak within ``needed`` (FLOP/s). ``sparse``: with 2:4 sparsity."""
     dtypes: dict[str, list[str]] = {}
     for peak in peaks:
         if needed.holds(peak.flops_per_s):
@@ -152,10 +143,7 @@ def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False)
 
 
 def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield readings in which some figures count only real tokens and the others all positions, with the needed share.
-
-    If the row declares that it has no padding, they are appended to ``excluded`` instead.
-    """
+    """Yield readings that count only real tokens, with the needed share; excluded if the row has no padding."""
     figures = witnesses(row, setting) or rates(row, setting)
     for size in range(1, len(figures)):
         for names in combinations(figures, size):
@@ -185,15 +173,12 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield the reading that tokens/s and step time are of different steps, if they are close.
-
-    Logs may smooth one of them.
-    """
+    """Yield the reading that tokens/s and step time, if close, are of different steps: logs may smooth one."""
     rate = rates(row, setting)
     if len(rate) < 2 or rate[TOKENS].overlaps(rate[STEP]):
         return
     difference = rate[TOKENS].middle / rate[STEP].middle - 1
-    if abs(difference) <= AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
+    if abs(difference) <= policy.AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
         yield FittedReading("average", setting, difference, free=True)
 
 
@@ -203,3 +188,128 @@ def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
     if fits(replace(row, duration_s=None), setting):
         needed = row.duration_s.interval / row.steps
         yield FittedReading("duration", setting, needed.middle * 1e3, needed.low * 1e3, needed.high * 1e3, free=True)
+
+
+Shifts = NDArray[np.float64]
+
+USUAL_LENGTHS: Shifts = 2.0 ** np.arange(7, 18, dtype=np.float64)  # 128 to 131,072
+USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
+
+
+@dataclass(frozen=True)
+class Readings:
+    """All readings that could be tried for a row, as shifts (logarithms), to measure how many figures they fit."""
+
+    row: AuditRow
+    setting: Setting
+    known: Sequence[Convention]
+    peaks: Sequence[Peak]
+    relation: Relation
+
+    def coverage(self, reading: FittedReading, half: float | None = None) -> float:
+        """Return the share of random figures that some reading, at most as complex, would fit. ``half``: rounding."""
+        shifts = [self._usual]
+        if reading.changes > 1 or not _is_usual(reading):
+            shifts.append(self._unusual)
+        if reading.changes > 1:
+            shifts.append(self._pairs)
+        return _covered(np.concatenate(shifts), self.relation, self.relation.half if half is None else half)
+
+    @cached_property
+    def _usual(self) -> Shifts:
+        """Shifts by common errors: formulas, usual lengths and numbers of devices, peaks, factors, units."""
+        declared = self.setting
+        parts = [self._by_flops(np.log(list(SCALES.values())))]
+        if declared.flops_per_token is not None and declared.sequence is not None:
+            flops = [convention.flops_per_token(declared.sequence) for convention in self.known]
+            parts.append(self._by_flops(np.log(np.array(flops) / declared.flops_per_token)))
+        parts.append(self._by_length(USUAL_LENGTHS, declared.convention))
+        parts.append(self._by_devices(USUAL_DEVICES))
+        if declared.peak_flops_per_s is not None:
+            peaks = [peak.flops_per_s for peak in self.peaks]
+            tried_peaks = np.array([2 * declared.peak_flops_per_s, *peaks, *(2 * peak for peak in peaks)])
+            parts.append(self._by_peak(np.log(tried_peaks / declared.peak_flops_per_s)))
+        parts.append(self._by_unit())
+        return np.concatenate(parts)
+
+    @cached_property
+    def _unusual(self) -> Shifts:
+        """Shifts by any other sequence length (multiples of 64, powers of two) or number of devices."""
+        powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
+        multiples = np.arange(policy.LENGTH_STEP, policy.SEQUENCE_LONGEST + 1.0, policy.LENGTH_STEP)
+        lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
+        return np.concatenate([lengths, self._by_devices(np.arange(1.0, policy.DEVICES_TRIED_MAX + 1))])
+
+    @cached_property
+    def _pairs(self) -> Shifts:
+        """Shifts by another formula together with a power of two as length or another number of devices."""
+        powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
+        declared, parts = self.setting, [np.zeros(0)]
+        if declared.sequence is None or declared.flops_per_token is None:
+            return parts[0]
+        devices = self._by_devices(np.arange(1.0, policy.DEVICES_TRIED_MAX + 1))
+        for convention in self.known:
+            parts.append(self._by_length(powers, convention))
+            moved = log(convention.flops_per_token(declared.sequence) / declared.flops_per_token)
+            parts.append(devices + (moved if self._work() else 0.0))
+        return np.concatenate(parts)
+
+    def _of(self, *names: str) -> bool:
+        return self.relation.first in names or self.relation.second in names
+
+    def _work(self) -> bool:
+        """Return True if the relation compares a token rate with FLOP/s, so that it depends on the FLOPs per token."""
+        return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
+
+    def _per_batch(self) -> float:
+        """Return the power (1 or -1) of a step's tokens in the relation; 0 if printed or not involved."""
+        if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
+            return 0.0
+        return 1.0 if self._of(TFLOPS, MFU) else -1.0
+
+    def _by_flops(self, moved: Shifts) -> Shifts:
+        return moved if self._work() else np.zeros(0)
+
+    def _by_length(self, lengths: Shifts, convention: Convention | None) -> Shifts:
+        declared = self.setting
+        if declared.sequence is None:
+            return np.zeros(0)
+        moved: Shifts = self._per_batch() * np.log(lengths / declared.sequence)
+        if self._work() and convention is not None and declared.flops_per_token is not None:
+            flops = 6.0 * convention.weights + convention.attention_per_position * lengths
+            moved = moved + np.log(flops / declared.flops_per_token)
+        nonzero: Shifts = moved[moved != 0]
+        return nonzero
+
+    def _by_devices(self, numbers: Shifts) -> Shifts:
+        moved: Shifts = self._per_batch() * np.log(numbers / self.setting.devices)
+        if self._work():
+            moved = moved - np.log(numbers / self.setting.devices)
+        nonzero: Shifts = moved[moved != 0]
+        return nonzero
+
+    def _by_peak(self, moved: Shifts) -> Shifts:
+        return moved if self._of(MFU) else np.zeros(0)
+
+    def _by_unit(self) -> Shifts:
+        units = [factor for name, factors in UNITS.items() if self._of(name) for factor in factors]
+        total = [self.setting.devices] if self._of(TFLOPS) and self.setting.devices > 1 else []
+        moved = np.log(np.array([*units, *total], dtype=np.float64))
+        return np.concatenate([moved, -moved])
+
+
+def _is_usual(reading: FittedReading) -> bool:
+    if reading.kind == "sequence":
+        return reading.value in USUAL_LENGTHS
+    return reading.kind != "devices" or reading.value in USUAL_DEVICES
+
+
+def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
+    """Return the share of random figures, about as far off as ``relation``, that lie within ``half`` of a shift."""
+    window = max(policy.AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
+    # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.
+    near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
+    low, high = np.clip(near - half, -window, window), np.clip(near + half, -window, window)
+    previous = np.concatenate([[-window], high[:-1]])
+    covered = float(np.maximum(high - np.maximum(low, previous), 0.0).sum())
+    return max(covered - 2 * half, 0.0) / (2 * (window - half))

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.audit import text
+from harness.audit.checkup import Audit, RowAudit
 from harness.audit.gains import Gain
-from harness.audit.result import Audit, RowAudit
 from harness.audit.table import AuditRow, Declared, Table
 from harness.show.tables import NOT_MEASURED, Markdown, bulleted, cell, column_table, joined, percent_cell, safe, table
 from harness.show.words import count

@@ -1,8 +1,4 @@
-"""Measures how far two figures of a row are apart, and if separate measurements would explain it.
-
-The other rows of the table show the scale of such scatter. This module returns numbers only; harness.audit.text writes
-the sentences.
-"""
+"""Measure how far two figures of a row are apart, and if separate measurements would explain it."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ class Relation:
     first: str
     second: str
     center: float
-    half: float
-    """Uncertainty from rounding on either side of ``center``."""
+    half: float  # Uncertainty from rounding on either side of ``center``
 
     @property
     def gap(self) -> float:
@@ -68,9 +63,8 @@ def worst(row: AuditRow, setting: Setting) -> Relation | None:
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
     """Return the chance (0 to 1) that normal scatter is as large as the gap of ``one``.
 
-    ``others``: relations of the same figures in other rows. Their median gives the scale of scatter, so a few errors
-    among them do not hide this one. With few others the chance is larger, because the scale is uncertain. Normal
-    scatter is assumed to be at most USUAL_SCATTER, unless the others scatter by more around their common value.
+    The median of ``others`` gives the scale of scatter, so a few errors do not hide this one. With few others the scale
+    is uncertain and the chance larger. Scatter is at most USUAL_SCATTER unless the others scatter by more.
     """
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
@@ -86,10 +80,7 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
-    """Return True if ``one`` is too far apart for normal scatter. ``others``: the same figures in other rows.
-
-    If most others are apart too, the tails of the scatter are unknown, so the required chance is smaller.
-    """
+    """Return True if ``one`` is too far apart for normal scatter; if most ``others`` are too, a lower chance counts."""
     count = sum(relation.gap > 0 for relation in others)
     return chance_of_scatter(one, others) <= (
         INCONSISTENT_CHANCE / 10 if 2 * count > len(others) else INCONSISTENT_CHANCE
@@ -98,9 +89,7 @@ def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
 
 @cache
 def _distances() -> tuple[Distances, Distances, Distances]:
-    """Return a grid of distances (standard deviations), and the share of a normal distribution within and beyond
-    each.
-    """
+    """Return a grid of distances (standard deviations), and the normal shares within and beyond each."""
     distance = np.geomspace(1e-6, 30, 2000)
     inner = np.array([erf(value / sqrt(2)) for value in distance])
     return distance, inner, np.array([erfc(value / sqrt(2)) for value in distance])
@@ -124,31 +113,24 @@ def _beyond_median(times: float, others: int) -> float:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Two figures (``first``, ``second``) that differ in several rows for an unknown reason.
-
-    Differences are fractions.
-    """
+    """Two figures that differ in several rows for an unknown reason. Differences are fractions."""
 
     first: str
     second: str
-    rows: list[str]
-    """Rows whose two figures differ beyond rounding."""
+    rows: list[str]  # Rows whose two figures differ beyond rounding
     of: int
-    typical: float
-    """One standard deviation of the difference."""
+    typical: float  # One standard deviation of the difference
     low: float
     high: float
-    above: int
-    """Number of rows in which the first figure is larger."""
-    common: bool
-    """True if all rows differ by about the same amount, so that one common cause is likelier than scatter."""
+    above: int  # Number of rows in which the first figure is larger
+    common: bool  # True if all rows differ by about the same amount, so that one common cause is likelier than scatter
 
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
-    """Return the scatter of each group of rows (two or more) whose figures differ for an unknown reason.
+    """Return the scatter of each group of rows whose figures differ for an unknown reason.
 
-    ``reported``: relations by row. ``explained``: rows with a firm reading, which are left out. If the same rows differ
-    in several pairs of figures, only the pair that is furthest apart is returned.
+    ``explained`` rows, with a firm reading, are left out. Of several pairs of figures in the same rows, only the one
+    furthest apart is returned.
     """
     pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():

@@ -1,8 +1,4 @@
-"""Solves an inconsistent row for the sequence length, or the number of devices, that would make it consistent.
-
-The unknown follows from the row's own figures as an interval. It is reported only if the interval contains a plausible
-value.
-"""
+"""Solve an inconsistent row for a plausible sequence length, or number of devices, that makes it consistent."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log2, sqrt
 from typing import Literal
 
-from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
-from harness.audit.flops import Convention
+from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Convention, Setting, fits, rates, witnesses
 from harness.audit.policy import LENGTH_STEP, SEQUENCE_SHORTEST, VALUES_TRIED_MAX
 from harness.audit.table import AuditRow, Interval, common
 
@@ -24,10 +19,7 @@ SOLVED_ROUNDING = 1e-9  # relative error of binary arithmetic in a solved value
 
 @dataclass(frozen=True)
 class NamedPeak:
-    """Device that has a certain peak; "" as ``device`` means the declared peak itself.
-
-    ``sparse``: twice the dense peak, with 2:4 sparsity.
-    """
+    """Device with a certain peak; "": the declared peak itself. ``sparse``: twice the dense peak, 2:4 sparsity."""
 
     device: str
     dtypes: tuple[str, ...] = ()
@@ -36,41 +28,28 @@ class NamedPeak:
 
 @dataclass(frozen=True)
 class FittedReading:
-    """A changed declaration that makes a row consistent, such as another sequence length. ``setting``: with the change.
-
-    ``free``: True if it has a parameter that can fit any figure, so the fit proves nothing.
-    """
+    """A changed declaration that makes a row consistent. ``free``: it could fit any figure, so it proves nothing."""
 
     kind: UnknownKind
     setting: Setting
     value: float | None = None
-    low: float | None = None
-    """``low`` to ``high``: range of ``value`` that the row's digits allow."""
+    low: float | None = None  # ``low`` to ``high``: range of ``value`` that the row's digits allow.
     high: float | None = None
     free: bool = False
     changes: int = 1
-    firm: bool = False
-    """True if neither normal scatter nor the number of tried readings explains the fit."""
-    coverage: float | None = None
-    """Share of figures, about as far off, that an equally simple reading would fit."""
-    shared: int = 1
-    """Number of rows that the same change makes consistent."""
-    base: Convention | None = None
-    """Formula of the other rows, if this reading is a change on top of it."""
+    firm: bool = False  # True if neither normal scatter nor the number of tried readings explains the fit
+    coverage: float | None = None  # Share of figures, about as far off, that an equally simple reading would fit
+    shared: int = 1  # Number of rows that the same change makes consistent
+    base: Convention | None = None  # Formula of the other rows, if this reading is a change on top of it
     as_others: bool = False
     """With two changes: True if the formula is that of the other rows, not a formula of only this row."""
-    was: float | None = None
-    """Declared value instead of ``value``."""
+    was: float | None = None  # Declared value instead of ``value``
     figures: tuple[str, ...] = ()
     """"unit": the figure. "padding": the figures that count only real tokens. "scale": the part of the work."""
-    others: tuple[str, ...] = ()
-    """"padding": the figures that count all positions."""
-    among: int = 1
-    """Number of values of this kind that fit, including this one."""
-    most: float | None = None
-    """"devices": the largest fitting number."""
-    peaks: tuple[NamedPeak, ...] = ()
-    """"peak": known devices with this peak."""
+    others: tuple[str, ...] = ()  # "padding": the figures that count all positions.
+    among: int = 1  # Number of values of this kind that fit, including this one
+    most: float | None = None  # "devices": the largest fitting number.
+    peaks: tuple[NamedPeak, ...] = ()  # "peak": known devices with this peak.
 
     @property
     def gflops_per_token(self) -> float | None:
@@ -80,27 +59,19 @@ class FittedReading:
 
 @dataclass(frozen=True)
 class Excluded:
-    """Kind of reading that does not explain a row, with the reason. ``needed``: the value that would be required.
-
-    ``coverage``: share of figures that such readings fit.
-    """
+    """Kind of reading that does not explain a row. ``coverage``: share of figures that such readings fit."""
 
     kind: UnknownKind
     why: Literal["none fits", "figures disagree", "needed", "agrees", "declared", "unspecific"]
     needed: Interval | None = None
     coverage: float | None = None
-    reading: FittedReading | None = None
-    """Reading that would fit if the declaration were different."""
+    reading: FittedReading | None = None  # Reading that would fit if the declaration were different
 
 
 def sequences(
     row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
-    """Yield the most plausible other sequence length that makes the row consistent, with the range that the digits
-    allow.
-
-    If none does, the reason may be appended to ``excluded``. ``powers_only``: try only powers of two.
-    """
+    """Yield the most plausible other sequence length, with the range that the digits allow; else ``excluded`` grows."""
     intervals = list(_sequence_intervals(row, setting))
     allowed = common(intervals)
     if allowed is None:
@@ -140,10 +111,7 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
-    """Return the FLOP/s of one device from TFLOP/s and MFU.
-
-    None if the row gives neither, or if they contradict each other.
-    """
+    """Return the FLOP/s of one device from TFLOP/s and MFU; None if both are missing or contradict each other."""
     figures = witnesses(row, setting)
     return common([figures[name] for name in (TFLOPS, MFU) if name in figures])
 
@@ -156,10 +124,7 @@ def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
 
 
 def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
-    """Return the powers of two and multiples of 64 within ``allowed``, sorted; of very many, only the shortest.
-
-    ``powers_only``: only powers of two.
-    """
+    """Return powers of two and multiples of 64 within ``allowed``, sorted; of very many, only the shortest."""
     first, last = (
         ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
         floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),
@@ -173,11 +138,7 @@ def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]
 
 
 def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield the smallest other number of devices that makes the row consistent.
-
-    Yield also the reading that TFLOP/s are of all devices, if it fits. ``excluded``: gets the needed number if it is no
-    integer.
-    """
+    """Yield the smallest other number of devices that fits, and if TFLOP/s may be of all devices."""
     rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
     allowed = []
     if flops is not None and work is not None and (name := _fixed_rate(row, rate)):

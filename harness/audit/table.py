@@ -1,8 +1,7 @@
-"""Defines a published results table as the audit uses it; harness.audit.load documents the keys.
+"""Define a published results table as the audit uses it; harness.audit.load documents the keys.
 
-Published figures are intervals: a printed number stands for all values that would be printed the same. All figures are
-positive. Intervals are closed and carried through products and quotients, so that a tolerance always follows from
-printed digits and never from a chosen percentage.
+A printed number is the closed interval of all values that would be printed the same, so that tolerances follow from
+digits.
 """
 
 from __future__ import annotations
@@ -54,10 +53,7 @@ def _interval(value: Interval | float) -> Interval:
 
 
 def common(intervals: list[Interval]) -> Interval | None:
-    """Return the intersection of ``intervals``. None if it is empty, or for an empty list.
-
-    Intervals that overlap pairwise share a point (Helly's theorem), so agreement in pairs is agreement of all.
-    """
+    """Return the intersection of ``intervals``; None if empty. Pairwise overlap suffices (Helly's theorem)."""
     if not intervals:
         return None
     overlap = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
@@ -81,8 +77,7 @@ class AuditedFigure:
 def read_figure(text: str) -> AuditedFigure:
     """Read a printed number. Raise ValueError, with the allowed forms, for other text.
 
-    ``6544.40`` stands for 6544.395 to 6544.405, ``178e3`` for 177,500 to 178,500, ``48-49`` for 47.5 to 49.5. ``~300``
-    is rounded at its last nonzero digit: 250 to 350.
+    ``6544.40``: 6544.395 to 6544.405; ``178e3``: 177,500 to 178,500; ``48-49``: 47.5 to 49.5; ``~300``: 250 to 350.
     """
     match = _FIGURE.fullmatch(text.strip())
     if match is None:
@@ -100,10 +95,7 @@ def read_figure(text: str) -> AuditedFigure:
 
 
 def read_duration(text: str) -> AuditedFigure:
-    """Read a printed duration such as ``94.3 min`` or ``~4 days`` as a figure in seconds.
-
-    Raise ValueError for other text. Units are s, min, hours and days.
-    """
+    """Read a printed duration such as ``94.3 min`` or ``~4 days`` as seconds. Raise ValueError for other text."""
     number, _, unit = text.strip().rpartition(" ")
     if unit not in UNITS_S:
         raise ValueError(f"{text!r} is not a duration; allowed: a figure and s, min, hours or days (94.3 min, ~4 days)")
@@ -185,10 +177,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Table:
-    """A published results table, read by :func:`harness.audit.load.load_published`.
-
-    ``isolated_ms``: milliseconds per sample of each data path by itself.
-    """
+    """A published results table. ``isolated_ms``: milliseconds per sample of each data path by itself."""
 
     title: str
     source: str
@@ -197,7 +186,6 @@ class Table:
     isolated_ms: dict[str, AuditedFigure] = field(default_factory=dict)
     compare: Sequence[tuple[str, str]] | None = None
     """(baseline, candidate); None: derived from batch sizes and isolated figures."""
-    noise: Noise | None = None
-    """Noise of identical runs in this publication."""
+    noise: Noise | None = None  # Noise of identical runs in this publication
     typical_noise: Noise | None = None
     """Noise of identical runs elsewhere: shown with the verdict, but it decides nothing."""

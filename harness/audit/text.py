@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import floor, log10
 
-from harness.audit.checks import DURATION, AuditCheck, CheckReason
+from harness.audit.checks import DURATION, Attention, AuditCheck, CheckReason, Convention, Weights
+from harness.audit.checkup import Audit, RowAudit
 from harness.audit.fits import Clue, Fit, Traffic
-from harness.audit.flops import Attention, Convention, Weights
 from harness.audit.gains import Gain, GainVerdict, Incomparable, NotComparable, unexplained
 from harness.audit.policy import COARSE_DIGITS, LENGTH_STEP, READINGS_NAMED, ROWS_NAMED
-from harness.audit.result import Audit, RowAudit
 from harness.audit.scatter import Scatter
 from harness.audit.solve import SOLVED_ROUNDING, Excluded, FittedReading, NamedPeak, UnknownKind
 from harness.audit.table import Interval, Table
@@ -212,9 +211,7 @@ def excluded(one: Excluded) -> str:
 
 
 def row_sentence(row: RowAudit, audit: Audit) -> str:
-    """Return the verdict on a row as sentences: its checks, the readings that would explain it, and what was not
-    checkable.
-    """
+    """Return the verdict on a row as sentences: checks, readings that explain it, and what was not checkable."""
     missing = [REASONS[part] for check in row.checks if check.status == "not checkable" for part in check.reasons]
     lacks = "; ".join(dict.fromkeys(missing))
     if row.status == "not checkable":
@@ -243,10 +240,7 @@ def _flops(row: RowAudit) -> str:
 
 
 def _checks(found: Sequence[AuditCheck]) -> str:
-    """Return the checks as text.
-
-    If all agree, only the one nearest to its limit is given, with those that have a remark.
-    """
+    """Return the checks as text. If all agree, only the one nearest to its limit and those with a remark."""
     made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
     if all(check.status == "consistent" for check in made):
         figures = [check for check in made if not check.reasons]
@@ -331,10 +325,7 @@ def incomparable(one: Incomparable) -> str:
 
 
 def formula_sentence(audit: Audit) -> str | None:
-    """Return a sentence on the formula for FLOPs per token that fits most rows, and on others that fit the same rows.
-
-    None if no formula fits any row.
-    """
+    """Return a sentence on the formula that fits most rows, and others that fit the same; None without one."""
     formulas = [*audit.formulas.values()]
     best = max(formulas, key=lambda formula: len(formula.rows), default=None)
     if best is None or not best.rows:
@@ -377,10 +368,7 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
 
 
 def _apart(scatter: Scatter | None) -> str:
-    """Return why a row whose figures differ beyond rounding is not called inconsistent.
-
-    ``scatter``: None if no other row has it.
-    """
+    """Return why a row whose figures differ beyond rounding is not called inconsistent."""
     if scatter is None:
         return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
     if scatter.common:
@@ -389,11 +377,7 @@ def _apart(scatter: Scatter | None) -> str:
 
 
 def gains_sentence(audit: Audit) -> str | None:
-    """Return a sentence on the gain furthest outside what its data path can cause, and the gains that are smaller
-    than that.
-
-    None if every gain is within its range.
-    """
+    """Return a sentence on the gain furthest outside its range, and smaller ones; None if all are within theirs."""
     worst = unexplained(audit.gains)
     if worst is None or not worst.unexplained:
         return None
@@ -462,9 +446,7 @@ def _change(value: float) -> str:
 
 
 def clue_sentence(clue: Clue) -> str:
-    """Return sentences on the evidence for a row's reading: the fixed part of its steps, and rows with equally
-    large steps.
-    """
+    """Return sentences on the evidence for a row's reading: fixed part of its steps, and rows with equal steps."""
     parts = []
     if fixed := clue.fixed:
         fixed_range = Interval(fixed.low_ms, fixed.high_ms)
@@ -487,10 +469,7 @@ def clue_sentence(clue: Clue) -> str:
 
 
 def traffic_assumption(traffic: Traffic, table: Table) -> str:
-    """Return the assumptions behind the optimizer's memory traffic: reads and writes, parameters, bytes.
-
-    It must be declared.
-    """
+    """Return the assumptions behind the optimizer's memory traffic: reads and writes, parameters, bytes."""
     optimizer = table.declared.optimizer
     assert optimizer is not None
     name = f"{optimizer.name or 'the optimizer'} {'' if optimizer.fused else 'not '}fused"
@@ -502,10 +481,7 @@ def traffic_assumption(traffic: Traffic, table: Table) -> str:
 
 
 def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str:
-    """Return a sentence on the optimizer's memory traffic per step: its bytes and its time at full bandwidth.
-
-    The time is compared with the fixed part of a step, if both are known.
-    """
+    """Return a sentence on the optimizer's traffic per step: bytes, time at full bandwidth, share of the fixed part."""
     text = f"Optimizer memory traffic ({traffic_assumption(traffic, table)}): {traffic.bytes / 1e9:,.0f} GB a step"
     full, fixed = traffic.ms_at_full_bandwidth, [fit.fixed_ms for fit in fits if not fit.doubtful]
     if full is None:

@@ -18,7 +18,7 @@ from trainer.files import shell_word
 if TYPE_CHECKING:
     from harness.judge.cost import PredictedCost, SpendingLimit, Undertaking
     from harness.launch.budget import Allowance
-    from harness.launch.training_progress import Goal
+    from harness.launch.progress import Goal
     from harness.scenario.model import Scenario
     from harness.scenario.plan import Arm, Plan
     from trainer.config import TrainerConfig
@@ -136,7 +136,7 @@ def _spent_s(out: Path) -> float:
     """Return the seconds that earlier parts of the training in ``out`` took, which had no budget; 0 if there are
     none.
     """
-    from harness.launch.spending import expense_of
+    from harness.launch.budget import expense_of
 
     return expense_of(out).seconds if (out / "study.json").exists() else 0.0
 
@@ -160,9 +160,8 @@ def _predicted(
     command until now. ``spent_s``: seconds of earlier parts. Raises InputError if that exceeds the limit or fails.
     """
     from harness.judge.cost import PredictedCost
-    from harness.launch.apart import called_apart
     from harness.launch.budget import prices_of
-    from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
+    from harness.launch.costing import OVER, MeasurementFailed, called_apart, measure, works_of
     from harness.launch.preparation import check_writable
     from harness.show.cost import amounts_text
     from harness.show.words import duration

@@ -118,7 +118,7 @@ def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     Unreadable ones are named.
     """
-    from harness.launch.spending import Expense, expenses
+    from harness.launch.budget import Expense, expenses
     from harness.show.cost import spending_json, spending_lines
     from trainer.files import expanded
 

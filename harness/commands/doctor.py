@@ -17,7 +17,7 @@ from trainer.errors import InputError, in_words
 
 if TYPE_CHECKING:
     from harness.machine.capacity import Needs
-    from harness.machine.checks import Check
+    from harness.machine.check import Check
     from harness.scenario.plan import Plan
 
 COLUMNS = 120

@@ -83,8 +83,7 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
 
     Raises InputError if that fails, or takes longer than :data:`MOST_TRIAL_S` seconds.
     """
-    from harness.launch.apart import called_apart
-    from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
+    from harness.launch.costing import OVER, MeasurementFailed, called_apart, measure, works_of
 
     works_of(plan, "study")  # Raises InputError for a plan whose cost cannot be predicted, before anything runs.
     command = ["harness", "cost", source, "--study"]

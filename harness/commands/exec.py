@@ -132,8 +132,9 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.attach.command import run_command
     from harness.attach.study import SCENARIO
     from harness.launch.preparation import check_writable
-    from harness.launch.study import create_folder, now
+    from harness.launch.study import create_folder
     from harness.study.contract import RAW
+    from harness.study.records import now
     from trainer.files import remove
 
     check_writable(Path(arguments.out))

@@ -108,7 +108,7 @@ def _cost(loaded: LoadedSweep, command: list[str], source: str) -> int:
     from harness.sweep.begin import cost_of_sweep
     from harness.sweep.budget import BudgetOver
     from harness.sweep.messages import cost_lines
-    from harness.sweep.trial_process import TrialFailed
+    from harness.sweep.trial_run import TrialFailed
 
     try:
         cost = cost_of_sweep(loaded, command, source)

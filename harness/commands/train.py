@@ -14,8 +14,8 @@ from trainer.errors import InputError
 from trainer.files import shell_word
 
 if TYPE_CHECKING:
+    from harness.launch.progress import Goal
     from harness.launch.training import Trained
-    from harness.launch.training_progress import Goal
     from trainer.telemetry import Validation
 
 OUT = "results/train"
@@ -167,7 +167,7 @@ def goal_of(arguments: argparse.Namespace) -> Goal | None:
 
     Raises InputError for an impossible value.
     """
-    from harness.launch.training_progress import Goal
+    from harness.launch.progress import Goal
 
     for name in ("steps", "tokens", "epochs"):
         value = getattr(arguments, name)

@@ -23,10 +23,9 @@ from trainer.model_files import model_files
 
 @dataclass(frozen=True)
 class Repetitions:
-    """Division of a run's measured steps into repetitions: ``count`` of them, with ``steps`` measured steps each.
+    """Division of a run's measured steps into ``count`` repetitions of ``steps`` steps.
 
-    ``warmup``: unmeasured steps before them. ``most_extra``: maximum number of extra warm-up steps of each repetition
-    (``launch.more_warmup``).
+    ``warmup``: unmeasured steps before each, with up to ``most_extra`` more (``launch.more_warmup``).
     """
 
     count: int
@@ -48,12 +47,10 @@ NO_REPETITIONS = Repetitions(0, 0, 0)  # for a profiled run
 def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
     """Return the repetitions of a run of ``config``, with at least ``config.steps`` measured steps in all.
 
-    ``interleave``: "slices" (arms take turns) or "runs". ``slice_steps``: measured steps of a repetition with "slices".
-    A repetition begins with workers x prefetch + 1 warm-up steps. The first of them use batches that were built or
-    begun before the run was suspended, so they do not measure the loader. One more step warms the caches. If prefetched
-    batches are left, extra warm-up steps consume them (``launch.more_warmup``). Their number is not known in advance.
-    With ``interleave: runs`` a short run is one repetition. A long run pauses between repetitions, because its recorder
-    writes its rows only then. The pause and the warm-up steps after it are not measured.
+    ``interleave``: "slices" (``slice_steps`` measured steps each) or "runs". A repetition begins with workers x
+    prefetch + 1 warm-up steps: the batches built or begun before the run was suspended do not measure the loader, and
+    one more step warms the caches. With ``interleave: runs`` a short run is one repetition; a long run pauses between
+    repetitions, because its recorder writes its rows only then.
     """
     warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
@@ -72,8 +69,7 @@ def run_block(
 ) -> None:
     """Run all ``processes``, started in this order. Report a failed run and continue with the other runs.
 
-    ``planned``: repetitions by arm. ``interleave``: "slices" or "runs". ``most_starting``: runs that may start at once.
-    Profiled runs come last, one by one. Every process ends in any case, also after a KeyboardInterrupt.
+    ``planned``: repetitions by arm. Profiled runs come last, one by one. Every process ends in any case.
     """
     measured = [process for process in processes if not process.profiled]
     groups = [measured] if interleave == "slices" and measured else [[process] for process in measured]
@@ -91,10 +87,7 @@ def run_block(
 
 
 class _ForkServers:
-    """Fork servers of one block, each started with its first run.
-
-    There is one for the current code, or one for each other state of the code and one more for its A/A control.
-    """
+    """Fork servers of one block, started with their first run: one per state of the code and for its A/A control."""
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
@@ -119,10 +112,7 @@ class _ForkServers:
 
 
 def modules_of(configs: Iterable[JsonObject]) -> list[str]:
-    """Return the modules to import before runs of ``configs`` are forked.
-
-    Those of every run are not included (launch.protocol).
-    """
+    """Return the modules to import before runs of ``configs`` are forked, besides those of every run."""
     modules = ["pyarrow.parquet"]
     computing = [config for config in configs if _computes(config)]
     if computing:

@@ -1,7 +1,4 @@
-"""Sends and receives the messages between the launcher and a run, and defines how long each side waits.
-
-A message is a JSON object, one per line, over a socket. A run sends a heartbeat between steps.
-"""
+"""Send messages (JSON objects, one per line) between launcher and run, and define how long each side waits."""
 
 from __future__ import annotations
 
@@ -13,15 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
-from harness.launch.protocol import (
-    NodeEvent,
-    NodeOrder,
-    RunEvent,
-    RunOrder,
-    StartMessage,
-    TrialEvent,
-    TrialStart,
-)
+from harness.launch.protocol import NodeEvent, NodeOrder, RunEvent, RunOrder, StartMessage, TrialEvent, TrialStart
 
 # Maximum seconds between two heartbeats of a run that takes steps. They cost one clock reading per step.
 BEAT_S = 10.0
@@ -33,10 +22,7 @@ KILLED_S = 30.0  # time for a killed process to end; with a dead disk it takes l
 
 
 def looks(limit_s: float) -> int:
-    """Return the number of polls, of LOOK_S seconds each, in a time limit of ``limit_s`` seconds.
-
-    Timed-out polls count instead of time, so a paused container loses one poll instead of the run.
-    """
+    """Return the polls of LOOK_S seconds in ``limit_s``. They are counted, so a paused container loses only one."""
     return max(1, math.ceil(limit_s / LOOK_S))
 
 
@@ -50,8 +36,7 @@ class WaitLimits:
 
     start_s: float
     silence_s: float
-    end_ns: int | None = None
-    """End of the study's time (CLOCK_MONOTONIC); None: no limit."""
+    end_ns: int | None = None  # End of the study's time (CLOCK_MONOTONIC); None: no limit.
 
     @property
     def beat_s(self) -> float:
@@ -92,10 +77,7 @@ class Channel:
         return cast("RunOrder", self._receive(None))
 
     def receive_event(self, timeout_s: float | None = None) -> RunEvent:
-        """Receive the run's next message, in the launcher.
-
-        Raises EOFError if the run is gone, and TimeoutError after ``timeout_s`` (None: no limit).
-        """
+        """Receive the run's next message. Raises EOFError if it is gone, TimeoutError after ``timeout_s``."""
         return cast("RunEvent", self._receive(timeout_s))
 
     def receive_trial_start(self) -> TrialStart:
@@ -128,20 +110,14 @@ class Channel:
 
 
 def readable(connection: socket.socket, timeout_s: float | None) -> bool:
-    """Wait until data arrive or the other side is gone, and return True.
-
-    Return False after ``timeout_s`` (None: no limit).
-    """
+    """Return True once data arrive or the other side is gone, False after ``timeout_s`` (None: no limit)."""
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)))
 
 
 class Heartbeat:
-    """Sender of a run's heartbeat messages: one at its start, then after steps, at most every ``every_s`` seconds.
-
-    ``every_s``: None sends none. Between two messages, a step costs one reading of the clock.
-    """
+    """Sender of a run's heartbeats: one at its start, then after steps, at most every ``every_s`` (None: none)."""
 
     def __init__(self, channel: Channel, every_s: float | None) -> None:
         self._channel = channel

@@ -1,7 +1,7 @@
-"""Runs one arm in its own process: builds the trainer, runs the requested repetitions, writes its tables.
+"""Run one arm in its own process: build the trainer, run the requested repetitions, write its tables.
 
-Forked by ``launch.fork_server``. The launcher sends JSON lines over an inherited socket: first the run's record, then
-one message for each repetition, then ``finish`` (see ``launch.protocol``). Standard output and error are the run's log.
+Forked by ``launch.fork_server``, with orders as JSON lines over a socket (``launch.protocol``). Its output is the run's
+log.
 """
 
 from __future__ import annotations
@@ -14,33 +14,24 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Literal
 
+from harness.launch import more_warmup
 from harness.launch.channel import Channel, Heartbeat
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, model_fingerprint, peak_device_bytes
-from harness.launch.more_warmup import (
-    batches_may_last,
-    batches_needed,
-    lives_off_lead,
-    load_decision,
-    take_more,
-    wait_period,
-)
 from harness.launch.opener import Checkpoints, OpenTraining, Start, open_training, prepare_training
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.probing import OpenTime
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, ClockOffset, OtherRanks, RankFailedError, align_tables, compare_clocks
 from harness.probes.ledger.recorders import BareRecorder, StepRecorder
-from harness.probes.ledger.threads import RunQueue
+from harness.probes.probe import ProbeSet, RunProbes
 from harness.probes.profilers.torch_session import realtime_minus_monotonic
-from harness.probes.run_probes import ProbeSet, RunProbes
-from harness.study.records import RunFacts, RunRecord
+from harness.study.records import RunFacts, RunRecord, now
 from harness.study.store import StudyFolder
 from trainer import telemetry
 from trainer.compute.base import Compute
@@ -60,15 +51,11 @@ EVALUATED = (None, "a-a")
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Serve one run over the socket ``descriptor``, forked by process ``parent``.
-
-    Return the exit status: 0 if it is done.
-    The run's record and tables are written in any case.
-    """
+    """Serve one run, forked by process ``parent``; its record is always written. Return the exit status, 0: done."""
     die_with_parent(parent)  # A suspended child cannot notice that its parent was killed.
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_start()
-    record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=_now())
+    record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=now())
     folder = StudyFolder(Path(start["study"]))
     run: Run | None = None
     other_ranks: OtherRanks | None = None
@@ -108,10 +95,7 @@ def main(descriptor: int, parent: int) -> int:
 
 
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
-    """Serve as another rank than 0 of a run, until rank 0 orders the end. Return the exit status: 0 if it is done.
-
-    ``channel``: connection to rank 0. ``other_machine``: True if rank 0 is on another machine, with another clock.
-    """
+    """Serve as another rank than 0 until its order to end. Return the exit status, 0: done."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
@@ -159,10 +143,7 @@ def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channe
 
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
-    """Return ``error`` as one line for the run's record.
-
-    If the run has several ranks, it names the rank of the error.
-    """
+    """Return ``error`` as one line for the run's record; with several ranks, it names the rank."""
     is_expected = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
     line = str(error) if is_expected else with_fix(error)
     if others is None or isinstance(error, RankFailedError | RanksDifferError):
@@ -199,10 +180,9 @@ class Run:
         rank: Rank = ALONE,
         others: OtherRanks | None = None,
     ) -> None:
-        """Create the run; :meth:`serve` opens the training.
+        """Create the run; :meth:`serve` opens the training. ``record``: what the launcher asked for.
 
-        ``record``: what the launcher asked for. ``data``: data prepared for the run; None if the launcher sent none.
-        ``others``: ranks that this rank 0 drives; None if it is alone or another rank.
+        ``data``: prepared; None if the launcher sent none. ``others``: ranks that this rank 0 drives, if any.
         """
         self.others = others
         self.rank = rank if others is None else others.rank
@@ -235,8 +215,8 @@ class Run:
         try:
             with self._explaining():
                 self._take(steps, self.config.warmup_steps, warmup=True)
-                if batches_may_last(self.config):
-                    load_decision()
+                if more_warmup.batches_may_last(self.config):
+                    more_warmup.load_decision()
                 self._synchronize()
                 self.probe_set.wait()  # NVML may take seconds to wake
                 self._compare_clocks()
@@ -289,10 +269,7 @@ class Run:
             self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
-        """Measure the offset to rank 0's clock, if this rank is on another machine.
-
-        Called between steps, when rank 0 answers at once.
-        """
+        """Measure the offset to rank 0's clock from another machine, between steps, when it answers at once."""
         if self.clock is not None:
             self.offsets.append(compare_clocks(self.clock))
 
@@ -309,10 +286,7 @@ class Run:
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Add the likely cause to an error about a lost batch or an ended loader worker that the block raises.
-
-        This is done at once, while the workers can still be inspected.
-        """
+        """Add the likely cause to an error about a lost batch or a worker, while they can be inspected."""
         try:
             yield
         except EndedWorkerError as error:
@@ -349,7 +323,7 @@ class Run:
             model,
             self.run_folder,
             Checkpoints(self.run_folder / "checkpoints"),
-            _step_recorder if self.probes.ledger else (lambda *_: BareRecorder()),
+            lambda _, queue: StepRecorder(queue) if self.probes.ledger else BareRecorder(),
             rank=self.rank,
             probes=self.probes,
             evaluates=self.asked.control in EVALUATED,
@@ -378,10 +352,7 @@ class Run:
         return self.folder.run(self.asked.arm, self.asked.block)
 
     def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
-        """Run the repetition with this number: ``warmup`` unmeasured and ``count`` measured steps.
-
-        Return the number of warm-up steps beyond ``warmup``, at most ``most_extra``.
-        """
+        """Run one repetition. Return the warm-up steps beyond ``warmup``, at most ``most_extra``."""
         training = self.training
         if training.run_queue is not None:
             training.run_queue.find_threads()
@@ -392,7 +363,7 @@ class Run:
         self._take(steps, warmup, warmup=True)
         extra = self._more_warmup(steps, most_extra)
         # If the host waits for the device only in some steps, the measured steps begin and end after such a wait.
-        period = wait_period(self.config, asynchronous=training.compute.asynchronous)
+        period = more_warmup.wait_period(self.config, asynchronous=training.compute.asynchronous)
         if before := -(self._last_step + 1) % period:
             self._take(steps, before, warmup=True)
         self.probe_set.begin_steps()
@@ -413,37 +384,29 @@ class Run:
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take up to ``most`` further warm-up steps, and return their number.
-
-        They go on while the run consumes prefetched batches or its host gets further ahead of the device.
-        """
+        """Take up to ``most`` warm-up steps while the loop or its host still gets ahead. Return their number."""
         take = partial(self._take, steps, warmup=True)
-        return take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
+        return more_warmup.take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
 
     def _lives_off_batches(self) -> bool:
-        if not batches_may_last(self.config) or not isinstance(self.training.recorder, StepRecorder):
+        if not more_warmup.batches_may_last(self.config) or not isinstance(self.training.recorder, StepRecorder):
             return False
         workers, prefetch = self.config.data.workers, self.config.data.prefetch
-        return lives_off_lead(self.training.recorder.recent(batches_needed(workers, prefetch)), workers, prefetch)
+        return more_warmup.lives_off_lead(
+            self.training.recorder.recent(more_warmup.batches_needed(workers, prefetch)), workers, prefetch
+        )
 
     def _compiled_in_steps(self) -> int:
         return compilations() - (0 if self.training.evaluator is None else self.training.evaluator.compilations)
 
     @property
     def _may_close(self) -> bool:
-        """True if the run may have a profiling window after its measured steps.
-
-        Its device must be real, and the host must run ahead of it.
-        False if the run is evaluated: its last pass would come after more steps than the passes of other runs.
-        """
+        """True if a closing window makes sense: a real device, which the host runs ahead of, without evaluations."""
         real = self.training.compute.asynchronous and not self.training.compute.emulated
         return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """Take the steps of the disturbing probes' windows, one probe after the other. None of these steps is measured.
-
-        In a measured run, take those of the closing window instead, if much of the measured time is unexplained.
-        """
+        """Take the unmeasured steps of disturbing probes' windows, or of a closing window if much is unexplained."""
         if self.probes.closing is not None and not (self._may_close and self._open_time.noticeable):
             return
         self.training.recorder.warmup = True
@@ -480,10 +443,7 @@ class Run:
         self.training.compute.synchronize()
 
     def write(self, ending: RunEnding) -> None:
-        """Write the measurements and the record with ``ending``, also of an unfinished run.
-
-        run.json is last: if it exists, everything is written.
-        """
+        """Write measurements, then the record: if run.json exists, everything is written."""
         record = self.record_of(ending)
         self.write_tables()
         if self._training is not None:
@@ -492,10 +452,7 @@ class Run:
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """Return the number of steps that loss scaling skipped.
-
-        None without loss scaling, and after a failure, because the device may hang.
-        """
+        """Return the steps that loss scaling skipped; None without it, and after a failure: it may hang."""
         return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:
@@ -511,19 +468,11 @@ class Run:
             facts=replace(
                 self.facts, measured_compilations=self._compiled or None, skipped_steps=self._skipped_steps(ending)
             ),
-            ended_utc=_now(),
+            ended_utc=now(),
             realtime_minus_monotonic_ns=realtime_minus_monotonic()[0],
             peak_device_bytes=peak_device_bytes(self._compute),
         )
 
 
-def _step_recorder(_compute: Compute, queue: RunQueue | None) -> StepRecorder:
-    return StepRecorder(queue)
-
-
 def _ns(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e9)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.launch.channel import looks
-from harness.launch.code import OWN_FOLDER, environment_for
+from harness.launch.preparation import run_trial
 from harness.launch.progress import announced
 from harness.scenario.plan import Arm, Plan
 from trainer.config import TrainerConfig
@@ -27,10 +22,7 @@ _LOG_LINES_SHOWN = 4  # number of last log lines shown for a trial that ended wi
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """Number of loader workers chosen for an arm.
-
-    ``trial``: measurements behind it; None if the data path can have no workers, so that nothing was measured.
-    """
+    """Number of loader workers chosen for an arm. ``trial``: its measurements; None if workers are impossible."""
 
     workers: int
     trial: WorkerTrial | None
@@ -50,10 +42,7 @@ class WorkerChoice:
 
 
 def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
-    """Return ``plan`` with a number in place of each ``data.workers: auto``, and a note (one line) for each choice.
-
-    A control gets the number of its arm. ``start_s``: time limit of a trial in seconds (limits.start_s).
-    """
+    """Return ``plan`` with numbers for ``data.workers: auto`` (controls as their arms), and a note for each."""
     chosen: dict[str, WorkerChoice] = {}
     notes: list[str] = []
     for arm in sorted(plan.arms, key=lambda candidate: candidate.control is not None):
@@ -82,10 +71,7 @@ def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
 
 
 def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
-    """Raise InputError if one of ``configs`` has ``data.workers: auto``.
-
-    ``what``: reason why a fixed number is needed.
-    """
+    """Raise InputError, with the reason ``what``, if one of ``configs`` has ``data.workers: auto``."""
     if any(config.data.chooses_workers for config in configs):
         raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
 
@@ -102,34 +88,13 @@ def _choose(arm: Arm, start_s: float) -> WorkerChoice:
 
 
 def _tried(config: TrainerConfig, start_s: float) -> WorkerTrial:
-    process = subprocess.Popen(
-        [sys.executable, *TRIAL],
-        env=environment_for(OWN_FOLDER),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    message: bytes | None = config.model_dump_json().encode()
-    answer = errors = b""
+    late = InputError(f"{KEY}: its trial did not end within {start_s:g} s (limits.start_s)")
+    done = run_trial(TRIAL, config.model_dump_json(), start_s, lambda *_: late)
     try:
-        for remaining in range(looks(start_s), 0, -1):
-            try:
-                answer, errors = process.communicate(message, timeout=start_s / looks(start_s))
-                break
-            except subprocess.TimeoutExpired as error:
-                message = None
-                if remaining == 1:
-                    raise InputError(f"{KEY}: its trial did not end within {start_s:g} s (limits.start_s)") from error
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    try:
-        fields = json.loads(answer)
+        fields = json.loads(done.answer)
         if "error" not in fields:
             return WorkerTrial(**fields)
     except (ValueError, TypeError) as error:
-        last = one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])) or "no output"
-        raise InputError(f"{KEY}: its trial ended with exit code {process.returncode}: {last}") from error
+        last = one_line(" / ".join(done.printed.splitlines()[-_LOG_LINES_SHOWN:])) or "no output"
+        raise InputError(f"{KEY}: its trial ended with exit code {done.exit_code}: {last}") from error
     raise InputError(str(fields["error"]))

@@ -1,11 +1,8 @@
-"""Finds another state of the code for runs to execute: a commit checked out in the cache, or another folder.
+"""Find another state of the code for runs to execute: a commit checked out in the cache, or another folder.
 
-A commit gets a git worktree under ``<cache>/code/<commit>``, created once. Both sides of a comparison use this Python
-if they require the same packages. Otherwise the other state gets its own environment under
-``<cache>/environments/<fingerprint>``, created once by pip.
-
-The packages of a state are the dependencies in its pyproject.toml and the pins of its constraints. Only packages of a
-run count, not those of tests and linters: the project's dependencies and, transitively, their dependencies.
+A commit gets a git worktree under ``<cache>/code/<commit>``. If both sides require the same packages, they use this
+Python; otherwise the other gets an environment under ``<cache>/environments/<fingerprint>``. Packages are the project's
+dependencies with the pins of its constraints, transitively, without those of tests and linters.
 """
 
 from __future__ import annotations
@@ -60,10 +57,7 @@ print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "
 
 @dataclass(frozen=True)
 class Code(CodeRecord):
-    """State of the code (a folder with this project and its Python) from which runs can be started.
-
-    :func:`find_code` makes it for another state; runs of the current code have None instead.
-    """
+    """State of the code, a folder with its Python, to start runs from. Runs of the current code have None instead."""
 
     @property
     def paths(self) -> Paths:
@@ -72,10 +66,7 @@ class Code(CodeRecord):
 
     @property
     def places(self) -> list[str] | None:
-        """Folders in which its runs look for the user's own code first.
-
-        None if the user's code is the same as in this process.
-        """
+        """Folders in which runs look for the user's code first; None if it is the same as in this process."""
         return None if self.directory is None else [self.directory, *self.path]
 
     def environment(self) -> dict[str, str]:
@@ -94,11 +85,10 @@ class Code(CodeRecord):
 
 
 def environment_for(folder: Path) -> dict[str, str]:
-    """Return the environment variables for a process that runs the code in ``folder``, and for its child processes.
+    """Return the environment variables for a process that runs the code in ``folder``, and for its children.
 
-    This code takes precedence over an installed one and over code in the current directory.
-    ``python -m`` would look in the current directory first, and could import a probe of another state.
-    The cache is that of this process, whatever the working directory.
+    Its code precedes an installed one and the current directory, from which ``python -m`` could import another state's
+    probe.
     """
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     # An installed package is found anyway. On PYTHONPATH, every package beside it would precede Python's own.
@@ -109,10 +99,7 @@ def environment_for(folder: Path) -> dict[str, str]:
 
 
 def holds_code(where: str, repository: Path) -> bool | None:
-    """True if the folder or revision ``where`` contains this project's code, False if it contains other files.
-
-    None if ``where`` is neither a folder nor a revision of the git repository around ``repository``.
-    """
+    """True if ``where`` contains this project's code, False for other files, None if it is no folder or revision."""
     servers = [paths.fork_server.replace(".", "/") + ".py" for paths in PATHS.values()]
     folder = Path(where)
     if folder.is_dir():
@@ -126,10 +113,9 @@ def holds_code(where: str, repository: Path) -> bool | None:
 
 
 def find_code(where: str, repository: Path) -> Code:
-    """Return the state of the code at ``where``: a folder, or a revision of the git repository at ``repository``.
+    """Return the state of the code at ``where``: a folder, or a revision of ``repository``, checked out.
 
-    A revision is checked out into the cache. If it needs other packages, an environment is created.
-    Raises InputError if ``where`` is neither, or if it does not contain the harness.
+    Creates an environment for other packages. Raises InputError if ``where`` is neither or lacks the harness.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -154,10 +140,7 @@ def find_code(where: str, repository: Path) -> Code:
 
 @dataclass(frozen=True)
 class Examined:
-    """Answer of a state of the code (:func:`examine`): its environment and its default configuration.
-
-    ``errors``: per examined configuration, the errors (location, type, message) that its schema reports.
-    """
+    """Answer of a state of the code: environment and default configuration; ``errors`` per configuration."""
 
     environment: JsonObject
     defaults: JsonObject
@@ -167,8 +150,7 @@ class Examined:
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
     """Ask a state of the code for its environment, default configuration and errors for ``configs``.
 
-    Its own Python answers. Raises InputError if it cannot be imported within ``timeout_s`` seconds, or if another
-    installation is imported instead.
+    Its own Python answers. Raises InputError if it cannot be imported within ``timeout_s``, or another is imported.
     """
     try:
         done = subprocess.run(
@@ -192,11 +174,10 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
 
 
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
-    """Return ``config`` without the keys that ``code`` does not know.
+    """Return ``config`` without the keys that ``code`` does not know. ``defaults``, ``errors``: of :func:`examine`.
 
-    ``defaults`` and ``errors``: answer of :func:`examine` for this configuration.
-    Each removed key must have its value in ``defaults``, or the value that describes all runs before the key existed.
-    Raises InputError otherwise, and if ``code`` refuses a value: the two states cannot run the same configuration.
+    A removed key must have its default, or the value of all runs before it existed. Raises InputError otherwise, and if
+    ``code`` refuses a value: the two states cannot run the same configuration.
     """
     fitted: dict[str, Json] = json.loads(json.dumps(config))
     for path, kind, message in errors:
@@ -261,10 +242,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _python(folder: Path) -> str:
-    """Return the path of the Python for the code in ``folder``.
-
-    It is this Python if both require the same packages, else that of a separate environment, created if missing.
-    """
+    """Return the Python for the code in ``folder``: this one for equal packages, else that of an environment."""
     wanted, current = packages_of(folder), packages_of(OWN_FOLDER)
     if wanted is None or current is None or wanted == current:
         return sys.executable
@@ -275,10 +253,7 @@ def _python(folder: Path) -> str:
 
 
 def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
-    """Return the path of the Python of the environment in ``home``.
-
-    If the environment is missing, create it with the packages ``wanted`` by the code in ``folder``.
-    """
+    """Return the Python of the environment in ``home``, created with the packages ``wanted`` if missing."""
     python = home / "bin" / "python"
     if (home / ".complete").exists():
         return python
@@ -320,10 +295,7 @@ class Packages:
 
 
 def packages_of(folder: Path) -> Packages | None:
-    """Return the packages that the project in ``folder`` requires.
-
-    None if its pyproject.toml lists none or cannot be read.
-    """
+    """Return the packages that the project in ``folder`` requires; None without a readable list of them."""
     try:
         dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
     except (OSError, KeyError, TypeError, ValueError):  # ValueError: invalid TOML or UTF-8
@@ -341,11 +313,9 @@ def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
-    """Return the names of all packages that ``asked`` requires, transitively, as installed here.
+    """Return the names of all packages that ``asked`` requires, transitively; None if one is not installed.
 
-    None if one is not installed, because its dependencies are then unknown.
-    This also holds for another state with equal pins. A package version with other requirements has another pin, which
-    already makes the states differ.
+    This also holds for another state with equal pins.
     """
     names: set[str] = set()
     visited: set[tuple[str, frozenset[str]]] = set()

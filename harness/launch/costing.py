@@ -1,23 +1,27 @@
-"""Measures a few steps of every arm as a small study, to predict the cost of a training or a study.
+"""Measure a few steps of every arm as a small study, to predict the cost of a training or a study.
 
-Each arm runs once in its own process, under the ledger, with its real configuration: model, data path, workers,
-accumulation, ranks. Only the number of steps differs: 20, or more if fewer than 10 would follow the steps that used
-batches built during the start. If checkpoints are saved, one more step saves one, and a few more show its cost.
+Arms run once with their real configuration but 20 steps, or more if fewer than 10 would follow those with batches built
+during the start. If checkpoints are saved, one more step saves one, and a few more show its cost.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from harness.judge.cost import ArmMeasurement, ArmWork, Undertaking, passes_within, training_work
 from harness.judge.policy import COSTED_STEPS, STEPS_AFTER_CHECKPOINT, WORST_OF_STEPS
 from harness.launch.block import plan_repetitions
 from harness.launch.budget import Deadline
+from harness.launch.channel import KILLED_S, LOOK_S, looks
 from harness.launch.child import EVALUATED
 from harness.launch.more_warmup import most_waiting_steps
 from harness.launch.study import StudyOptions, run_study
@@ -26,11 +30,13 @@ from harness.study.contract import PROFILED
 from harness.study.store import StudyFolder
 from trainer.config import CheckpointConfig, EvaluationConfig, TrainerConfig
 from trainer.errors import InputError
+from trainer.lifetime import die_with_parent
 
 if TYPE_CHECKING:
-    from harness.launch.training_progress import Goal
+    from harness.launch.progress import Goal
     from harness.scenario.plan import Arm, Plan
     from harness.study.run_data import RunData
+
 
 ALONE = ProbesConfig(host=False, nvml=False)  # a training has no sampler
 
@@ -40,10 +46,7 @@ OVER = "over"  # status of a measurement that exceeded its time limit
 
 
 class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
-    """Error: an arm did not complete the steps to measure.
-
-    ``status``: "failed", "interrupted" or "over" (time limit). ``log``: path of the arm's log; "" if it has none.
-    """
+    """Error: an arm was not measured. ``status``: failed, interrupted or over (time limit). ``log``: path, or ""."""
 
     def __init__(self, text: str, status: str, log: str = "") -> None:
         super().__init__(text, status, log)  # All arguments are passed on, because the error may be pickled.
@@ -75,11 +78,10 @@ def measure(
     force: bool = False,
     limit_s: float | None = None,
 ) -> ShortStudy:
-    """Run a few steps of every arm that the prediction needs, as a small study under ``out``. Return the measurements.
+    """Run a few steps of every arm as a small study under ``out``. Return the measurements.
 
-    ``of``: "training" or "study", which is to be predicted. ``source``: file of the scenario.
-    ``limit_s``: time limit of the measurement in seconds; None: no limit.
-    Raises InputError like a study does, and MeasurementFailed.
+    ``of``: "training" or "study", which is to be predicted. ``limit_s``: time limit in seconds or None. Raises
+    InputError like a study does, and MeasurementFailed.
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -118,10 +120,7 @@ def measure(
 
 
 def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
-    """Return the arms of ``plan`` whose cost counts. For a training, these are the arms without controls.
-
-    For a study, they are all arms and controls except profiled runs.
-    """
+    """Return the arms whose cost counts: of a training without controls, of a study with them, never profiled runs."""
     if of == "training":
         return tuple(arm for arm in plan.arms if arm.control is None)
     return tuple(arm for arm in plan.arms if arm.control != PROFILED)
@@ -138,11 +137,8 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
-    """Return ``config`` with only the steps to measure. Evaluations and checkpoints, if configured, come within them.
-
-    ``trains``: True for a training, which saves checkpoints even if ``config`` names none.
-    """
-    plain = _plain_steps(config)
+    """Return ``config`` with only the steps to measure, evaluations and checkpoints within them."""
+    plain = max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
     saves = saves_checkpoints(config, trains)
     checkpoint = config.checkpoint or CheckpointConfig()
     optimizer = config.optimizer
@@ -173,11 +169,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
 
 
 def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
-    """True if runs of ``config`` save checkpoints.
-
-    False on an emulated device or without a model, as there is no state.
-    ``trains``: True for a training, which saves them even if ``config`` names none.
-    """
+    """True if runs save checkpoints: with a model, on a real device. ``trains``: a training always saves."""
     has_state = config.compute.emulated is None and config.compute.work != "none"
     return has_state and (trains or config.checkpoint is not None)
 
@@ -188,15 +180,8 @@ def _warmup_steps(config: TrainerConfig) -> int:
     return workers * config.data.prefetch + 1
 
 
-def _plain_steps(config: TrainerConfig) -> int:
-    return max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
-
-
 def arm_measurement(run: RunData) -> ArmMeasurement:
-    """Return the durations of a short run, from its tables and record.
-
-    They cover steps, start, end, evaluation passes and the checkpoint.
-    """
+    """Return the durations of a short run: steps, start, end, evaluation passes, checkpoint."""
     record = run.record
     config = TrainerConfig.model_validate(record.config)
     table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
@@ -244,10 +229,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
 
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
-    """Return the work (steps, passes, checkpoints) of training an arm with harness train, up to step ``steps``.
-
-    It starts at the configuration's first step. Raises InputError for intervals in epochs.
-    """
+    """Return the work of harness train up to step ``steps``. Raises InputError for intervals in epochs."""
     _check_intervals(config)
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
@@ -273,11 +255,7 @@ def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
 
 
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
-    """Return the work of each arm and control in all blocks of a study, in the order of :func:`arms_of`.
-
-    The steps of profiled runs count for their arm. The cost of the profilers themselves is not known.
-    Raises InputError for intervals in epochs.
-    """
+    """Return the work of each arm and control in all blocks, profiled runs included. Raises InputError for epochs."""
     asked = plan.scenario.interleave
     interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
     works: list[ArmWork] = []
@@ -321,25 +299,18 @@ def _profiled_steps(probes: ProbesConfig) -> int:
 
 
 def steps_of(goal: Goal, config: TrainerConfig) -> int:
-    """Return the number of steps of a training to ``goal``.
-
-    Raises InputError for a goal in epochs, whose length is not known yet.
-    """
-    if goal.steps is not None:
-        return goal.steps
-    if goal.tokens is None:
+    """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known yet."""
+    if (steps := goal.steps_of(config)) is None:
         raise InputError(
             "--epochs: the steps of an epoch are unknown before the training; with a budget use --steps or --tokens"
         )
-    batch = config.data.batch_size * config.data.sequence_length * config.optimizer.accumulation * config.ranks
-    return -(-goal.tokens // batch)
+    return steps
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """Return the work of each arm of :func:`arms_of`.
+    """Return the work of each arm. ``steps``: length of trainings; None: the scenario's.
 
-    ``steps``: length of trainings, instead of the scenario's; None: the scenario's.
-    Raises InputError for a training whose first step (``resume.step``) is its end, and for intervals in epochs.
+    Raises InputError for a training whose first step is its end, and for intervals in epochs.
     """
     if of == "study":
         return work_of_study(plan)
@@ -350,3 +321,60 @@ def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[Arm
                 f"{steps or arm.config.steps:,} steps; give more steps (--steps counts those before it, too)"
             )
     return tuple(work_of_training(arm.config, steps or arm.config.steps) for arm in arms_of(plan, of))
+
+
+Result = TypeVar("Result")
+_INTERRUPTED = 130
+
+
+def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
+    """Return the (picklable) result of ``call``, run in a forked process, or raise its exception.
+
+    Call it before this process computes or tokenizes anything. Raises InputError after ``limit_s`` seconds, naming
+    ``what``.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(call, sender, os.getpid()))
+    process.start()
+    sender.close()
+    try:
+        for _ in range(looks(limit_s)):
+            if receiver.poll(min(LOOK_S, limit_s)):
+                break
+        else:
+            raise InputError(f"{what} did not end within {limit_s:,.0f} s (process {process.pid})")
+        with suppress(EOFError):
+            payload, error = pickle.loads(receiver.recv_bytes())
+            if error is not None:
+                raise error
+            result: Result = payload
+            return result
+        process.join(KILLED_S)
+        if process.exitcode == _INTERRUPTED:
+            raise KeyboardInterrupt
+        raise InputError(f"{what} ended with status {process.exitcode} without a message")
+    finally:
+        if process.is_alive():
+            process.join(1)
+        if process.is_alive():
+            process.terminate()  # Like after Ctrl-C, its own children end with it.
+            process.join(KILLED_S)
+            process.kill()
+        receiver.close()
+
+
+def _answer(call: Callable[[], object], channel: Connection, parent: int) -> None:
+    die_with_parent(parent)
+    result, raised = None, None
+    try:
+        result = call()
+    except KeyboardInterrupt:
+        os._exit(_INTERRUPTED)
+    except Exception as error:
+        raised = error
+    try:
+        answer = pickle.dumps((result, raised))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:  # Each class has another error for this.
+        answer = pickle.dumps((None, RuntimeError(f"{raised or 'its result'} cannot be sent: {error}")))
+    channel.send_bytes(answer)

@@ -10,17 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.capacity import (
-    MORE_MEMORY,
-    MORE_OPEN_FILES,
-    MORE_SHARED_MEMORY,
-    REMEDIES,
-    SharedMemory,
-    cause_in,
-    read_shared_memory,
-)
+from harness.machine import capacity
 from harness.machine.cgroup import find_group, memory_limit
-from harness.machine.checks.check import size
+from harness.machine.check import size
 from harness.machine.environment import available_memory_bytes
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.processes import RANK_NAME, STATES, ProcessState, read_process, read_session
@@ -48,42 +40,33 @@ class Finding:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Facts about a silent run at one moment: its processes, the end of its log, and free memory.
-
-    :func:`look_at` makes it.
-    """
+    """Facts about a silent run: its processes, the end of its log, and free memory (:func:`look_at`)."""
 
     processes: Sequence[ProcessState]
     main_pid: int
     workers: int
     log: str
-    shared: SharedMemory | None = None
+    shared: capacity.SharedMemory | None = None
     free_memory_bytes: int | None = None
     killed_for_memory: int | None = None
 
 
 def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Path = ROOT) -> Snapshot:
-    """Read everything that may explain why the run with main process ``main_pid`` is silent.
-
-    ``workers``: number of workers in its configuration. ``log_start``: byte offset at which the run's log begins.
-    """
+    """Read all that may explain a silent run. ``log_start``: byte offset at which its log begins."""
     limit = memory_limit(find_group("memory", root))
     return Snapshot(
         read_session(main_pid, root),
         main_pid,
         workers,
         _end_of(log, log_start),
-        read_shared_memory(read_mounts(root), root),
+        capacity.read_shared_memory(read_mounts(root), root),
         available_memory_bytes(),
         None if limit is None else limit.oom_kills,
     )
 
 
 def diagnose(seen: Snapshot, longer: str) -> Finding:
-    """Return the process that hangs, the likely cause and the fix.
-
-    ``longer``: configuration key that allows more time.
-    """
+    """Return the process that hangs, the likely cause and the fix. ``longer``: key that allows more time."""
     roles = roles_of(seen)
     living = [process for process in seen.processes if not process.dead]
     stopped = next((process for process in living if process.stopped), None)
@@ -92,38 +75,37 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
         return Finding(_described(stopped, roles), "a debugger holds it" if stopped.state == "t" else stop_cause, fix)
     main = next((process for process in living if process.pid == seen.main_pid), None)
     if main is None:
-        return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
+        return Finding(
+            f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", capacity.MORE_MEMORY
+        )
     finding = _of_log(seen, _described(main, roles))
     if finding is not None:
         return finding
     crowded = next((process for process in living if process.out_of_files), None)
     if crowded is not None:
         cause = f"open files: {crowded.open_files} of {crowded.most_open_files} allowed"
-        return Finding(_described(crowded, roles), cause, MORE_OPEN_FILES)
+        return Finding(_described(crowded, roles), cause, capacity.MORE_OPEN_FILES)
     alive = len(living) - 1  # Processes of any name count: a spawned worker changes its name only after its start.
     if alive < seen.workers:
         cause = f"lost workers: {alive} of {seen.workers} loader workers are alive"
         if seen.killed_for_memory:
             cause += f", and {seen.killed_for_memory} processes of this control group were killed (out of memory)"
-        return Finding(_described(main, roles), cause, f"{MORE_MEMORY}; the run's log.txt may say more")
+        return Finding(_described(main, roles), cause, f"{capacity.MORE_MEMORY}; the run's log.txt may say more")
     if seen.free_memory_bytes is not None and seen.free_memory_bytes < LITTLE_MEMORY_BYTES:
         cause = f"out of memory: {size(seen.free_memory_bytes)} is free"
-        return Finding(_described(main, roles), cause, MORE_MEMORY)
+        return Finding(_described(main, roles), cause, capacity.MORE_MEMORY)
     shared = seen.shared
     if seen.workers and shared is not None and shared.free_bytes < LITTLE_SHARED * shared.total_bytes:
-        return Finding(_described(main, roles), _full(shared), MORE_SHARED_MEMORY)
+        return Finding(_described(main, roles), _full(shared), capacity.MORE_SHARED_MEMORY)
     blocked = next((process for process in living if process.state == "D"), None)
     culprit = blocked or _busiest(living, roles) or _awaited_rank(living, roles) or main
     return Finding(_described(culprit, roles), *_by_itself(culprit, longer))
 
 
 def explain_end(code: int) -> str:
-    """Return ``likely cause: ...; fix: ...`` for a loader worker that ended.
-
-    ``code``: its exit code, negative for a signal.
-    """
+    """Return ``likely cause: ...; fix: ...`` for an ended worker. ``code``: exit code, negative for a signal."""
     if code == -signal.SIGKILL:
-        cause, fix = "the kernel killed it (out of memory), or another process did", MORE_MEMORY
+        cause, fix = "the kernel killed it (out of memory), or another process did", capacity.MORE_MEMORY
     elif -code in _SENT:
         cause, fix = "another process sent it that signal", "find the sender (a batch system, a script)"
     elif code < 0:
@@ -147,10 +129,7 @@ def describe_process(pid: int, role: str) -> str:
 
 
 def diagnose_process(pid: int, role: str, longer: str) -> str:
-    """Return one line about a silent process: its state, the likely cause and the fix.
-
-    ``role``: its name in the text. ``longer``: configuration key that allows more time.
-    """
+    """Return one line: state, likely cause, fix. ``role``: name of the process. ``longer``: key for more time."""
     process = read_process(pid)
     if process is None:
         return describe_process(pid, role)
@@ -159,10 +138,7 @@ def diagnose_process(pid: int, role: str, longer: str) -> str:
 
 
 def roles_of(seen: Snapshot) -> dict[int, str]:
-    """Return the role of each process by process id: main (rank 0 if there are ranks), rank K, loader-K, or its name.
-
-    Loader workers are numbered in order of their start.
-    """
+    """Return roles by process id: main, rank K, loader-K in order of their start, or the process's name."""
     roles = {process.pid: process.name for process in seen.processes}
     workers = [process.pid for process in seen.processes if process.name == WORKER_NAME]
     ranks: dict[str, int] = {}
@@ -183,14 +159,11 @@ def _described(process: ProcessState, roles: dict[int, str]) -> str:
 
 
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
-    """Return the cause that the end of the run's log names, with the line that names it; None if no line does.
-
-    ``process``: description of the process for the finding.
-    """
+    """Return the cause that the end of the run's log names, with its line; None if no line does."""
     for line in reversed(seen.log.splitlines()):
-        if (cause := cause_in(line)) is not None:
+        if (cause := capacity.cause_in(line)) is not None:
             detail = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
-            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{detail}", REMEDIES[cause])
+            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{detail}", capacity.REMEDIES[cause])
     return None
 
 
@@ -199,9 +172,9 @@ def with_fix(error: Exception) -> str:
     text = in_words(error)
     # The message does not name a file.
     if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):
-        return f"{text}: in /dev/shm; fix: {MORE_SHARED_MEMORY}"
-    cause = cause_in(text)
-    return text if cause is None else f"{text}; fix: {REMEDIES[cause]}"
+        return f"{text}: in /dev/shm; fix: {capacity.MORE_SHARED_MEMORY}"
+    cause = capacity.cause_in(text)
+    return text if cause is None else f"{text}; fix: {capacity.REMEDIES[cause]}"
 
 
 def _of_multiprocessing(error: Exception) -> bool:
@@ -210,25 +183,19 @@ def _of_multiprocessing(error: Exception) -> bool:
     return bool(frames) and Path(frames[-1].filename).parent.name == "multiprocessing"
 
 
-def _full(shared: SharedMemory) -> str:
+def _full(shared: capacity.SharedMemory) -> str:
     return f"shared memory: {size(shared.free_bytes)} of {size(shared.total_bytes)} is free in /dev/shm"
 
 
 def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return a busy loader worker; None if all wait for their next order.
-
-    A busy one runs, or sleeps elsewhere than a worker that waits for its next order.
-    """
+    """Return a loader worker that runs, or sleeps elsewhere than one that waits for an order; None without one."""
     workers = [process for process in living if roles[process.pid].startswith("loader")]
     at_work = [process for process in workers if process.place is not None and "poll" not in process.place]
     return next((process for process in workers if process.state == "R"), at_work[0] if at_work else None)
 
 
 def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return a rank that does not wait itself, so the other ranks wait for it in an exchange; None if unknown.
-
-    A waiting rank sleeps in a futex (gloo).
-    """
+    """Return a rank that does not wait in an exchange (in a futex, with gloo) as the others do; None if unknown."""
     ranks = [process for process in living if roles[process.pid].startswith("rank ")]
     awaited = [rank for rank in ranks if rank.state == "R" or (rank.place is not None and "futex" not in rank.place)]
     if not 0 < len(awaited) < len(ranks):
@@ -237,10 +204,7 @@ def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> Proc
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
-    """Return (cause, fix) for a process that hangs by itself, from its state and the function that it is in.
-
-    ``longer``: configuration key that allows more time.
-    """
+    """Return (cause, fix) for a process that hangs by itself. ``longer``: key that allows more time."""
     advice = f"raise {longer} if it is only slow"
     if process.state == "D":
         return "a disk, a file server or a driver does not answer", f"check it (dmesg, mount); {advice}"

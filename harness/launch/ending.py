@@ -7,15 +7,13 @@ import select
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TextIO
+from typing import NoReturn, TextIO
 
-TERMINATING = (
-    signal.SIGTERM,
-    signal.SIGHUP,
-)  # notice of a batch system; end of the terminal
+TERMINATING = (signal.SIGTERM, signal.SIGHUP)  # notice of a batch system; end of the terminal
 
 
 @contextmanager
@@ -35,9 +33,8 @@ def handled(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP within the context like Ctrl-C (KeyboardInterrupt).
+    """Treat SIGTERM and SIGHUP within the context like Ctrl-C, so that finished runs are kept.
 
-    So finished runs are kept, temporary files removed and child processes ended.
     An ignored signal (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
     """
     is_main = threading.current_thread() is threading.main_thread()
@@ -46,10 +43,7 @@ def terminable() -> Iterator[None]:
 
 
 class Stopping:
-    """Recorder of requests to end (Ctrl-C, SIGTERM, SIGHUP). ``asked``: True after the first such signal.
-
-    The second signal raises KeyboardInterrupt.
-    """
+    """Recorder of requests to end (Ctrl-C, SIGTERM, SIGHUP). The second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -66,11 +60,33 @@ class Stopping:
         self.asked = True
 
 
-def open_missing_outputs() -> None:
-    """Open the outputs that the caller closed (``>&-``, ``2>&-``) as /dev/null.
+def exit_with(serve: Callable[[], int]) -> NoReturn:
+    """Call ``serve`` in this (forked) process, and end it with the returned status; 1 after an error, which is printed.
 
-    Otherwise the next opened file would get their descriptor.
+    It does not wait for threads, and runs nothing of the process that it was forked from.
     """
+    code = 1
+    try:
+        code = serve()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send the signal ``number`` to the process group of ``pid``, or to it alone if it has none yet. It may be gone."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def open_missing_outputs() -> None:
+    """Open closed outputs (``>&-``) as /dev/null: the next file would get their descriptor."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

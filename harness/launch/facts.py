@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
-    """Return the facts for the run's record, once the model is built and the data are prepared.
-
-    ``model``: its :func:`model_fingerprint`.
-    """
+    """Return the facts for the run's record. ``model``: its :func:`model_fingerprint`."""
     import torch
 
     from trainer.compute.emulated import assumptions
@@ -115,9 +112,8 @@ def peak_device_bytes(compute: Compute | None) -> int | None:
 
 
 def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
-    """Raise InputError if this run's data, tokenizer or model differ from those at the start of the study.
+    """Raise InputError if the run's data, tokenizer or model changed since the study's start.
 
-    ``model``: fingerprint of the code or files of a model that is not a preset.
     ``data``: fingerprints at the start; None if the launcher sent none, and then nothing is checked.
     """
     if data is None:
@@ -141,10 +137,7 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
 
 
 def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
-    """Return the fingerprint of the model's code or files; None for a preset.
-
-    ``others``: further files of the user that the model's code imports (see user_code).
-    """
+    """Return the fingerprint of the model's files and ``others`` that it imports; None for a preset."""
     if (factory := config.model.factory) is not None:
         return fingerprint("model.factory", factory, others=others)
     files = model_files(config.model)

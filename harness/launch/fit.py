@@ -1,7 +1,6 @@
-"""Checks for ``harness doctor SCENARIO`` what ``harness run`` would refuse: devices, files, memory, documents.
+"""Check for ``harness doctor SCENARIO`` what ``harness run`` would refuse, without preparing data.
 
-No data are prepared and no tokenizer is loaded. If the model's size depends on the tokenizer, both ends are checked: an
-empty vocabulary, and the size in ``data.tokenizer.train``, which a small corpus may not reach.
+If the model's size depends on the tokenizer, both ends are checked: no vocabulary, and ``data.tokenizer.train``'s.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from harness.launch.needs import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
 from harness.launch.out_of_memory import largest_vocabulary
 from harness.launch.preparation import check_devices
-from harness.machine.checks.check import Check, count, fail, ok, warn
+from harness.machine.check import Check, count, fail, ok, warn
 from harness.machine.software import missing_commands
 from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED
@@ -28,10 +27,7 @@ PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of each che
 
 
 def check_fit(plan: Plan) -> Iterator[Check]:
-    """Yield the checks that ``plan`` can run here: devices, files, memory, and enough documents for all workers.
-
-    A check is ok, a warning or a failure; failures do not end the checks.
-    """
+    """Yield the checks that ``plan`` can run here: devices, files, memory, enough documents for all workers."""
     configs = {arm.name: arm.config for arm in plan.arms}
     in_jobs = any(config.launch is not None and config.launch.slurm is not None for config in configs.values())
     if in_jobs:
@@ -62,10 +58,7 @@ def check_jobs() -> Check:
 
 
 def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
-    """Yield a failure for each device, device profile, module or file that an arm names but cannot use.
-
-    User code is not imported. ``in_jobs``: True if the arms run on other machines, whose devices are unknown here.
-    """
+    """Yield a failure for each unusable device, profile, module or file. ``in_jobs``: devices are unknown here."""
     for topic, (check, fix) in _NAMED.items():
         if in_jobs and check is _check_device:
             continue
@@ -122,10 +115,10 @@ _NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
 def check_memory_need(
     where: str, least: list[MemoryUse], most: list[MemoryUse], unknown: str | None
 ) -> Iterator[Check]:
-    """Yield the check of one kind of memory, ``where``: "memory" (host) or "GPU memory".
+    """Yield the check of ``where`` ("memory" or "GPU memory").
 
-    ``least``, ``most``: memory uses with the smallest and the largest vocabulary.
-    ``unknown``: an arm whose model size depends on the tokenizer; None if no size does.
+    ``least``, ``most``: uses with the smallest and largest vocabulary. ``unknown``: an arm whose size depends on the
+    tokenizer.
     """
     name = PLACES[where]
     if not most:
@@ -153,10 +146,7 @@ def check_memory_need(
 
 
 def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Yield the check that each worker gets a document, if ``data.corpus.documents`` limits their number.
-
-    Each rank has its own workers. A rank without workers needs one document itself.
-    """
+    """Yield the check that each worker of each rank gets one of ``data.corpus.documents``."""
     limited = {
         name: (shards, config.data.corpus.documents)
         for name, config in configs.items()
@@ -184,10 +174,7 @@ def _shards(config: TrainerConfig) -> int:
 
 
 def _uses(plan: Plan, vocabulary: Callable[[TrainerConfig], int]) -> list[MemoryUse]:
-    """Return the memory uses of ``plan``, with the runs that ``harness run`` would keep alive together.
-
-    ``vocabulary``: function that returns the vocabulary size to assume for a configuration.
-    """
+    """Return the memory uses of ``plan``. ``vocabulary``: returns the vocabulary size to assume for a configuration."""
     needs = [need_of(arm.name, arm.config, vocabulary(arm.config)) for arm in plan.arms]
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
     measured = [need for need in needs if need.arm not in profiled]

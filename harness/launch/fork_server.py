@@ -1,8 +1,7 @@
-"""Forks runs from a process that has done all imports, which cost six seconds of CPU per block instead of per run.
+"""Fork runs from a process that has done all imports, which cost six seconds of CPU per block instead of per run.
 
-One fork server serves the runs of a block. They share its memory layout and its code pages. The next block gets
-another server. The server never computes, tokenizes or uses a device, so it can be forked safely.
-Started as ``python -m harness.launch.fork_server FD PARENT MODULE...``.
+One server (``python -m harness.launch.fork_server FD PARENT MODULE...``) serves the runs of a block, so that they share
+its memory layout. It never computes, tokenizes or uses a device, so it can be forked safely.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 from harness.launch.channel import KILLED_S, looks, readable
 from harness.launch.diagnosis import diagnose_process
+from harness.launch.ending import exit_with
 from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
 
 if TYPE_CHECKING:
@@ -44,17 +44,13 @@ class ForkServerSilent(ForkServerGone):
 
 
 class ForkServer:
-    """Client of one fork server, in the launcher: starts the server, requests runs, closes it.
+    """Client of one fork server. Its methods raise ForkServerGone if the server has ended.
 
-    Its methods raise ForkServerGone if the server has ended.
     A server that does not answer within ``timeout_s`` is killed, together with its runs.
     """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
-        """Start the fork server. ``modules``: imports of its runs besides those of every run.
-
-        ``code``: state of the code that its runs execute; None: this code.
-        """
+        """Start the server. ``modules``: additional imports. ``code``: state of the code to run; None: this one."""
         self._begun_ns = time.monotonic_ns()
         self.import_ns: int | None = None  # time until the first answer
         self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,9 +76,8 @@ class ForkServer:
             )
 
     def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None, entry: str | None = None) -> int:
-        """Fork a run that uses ``channel`` and appends its output to ``log``. Return its process id.
+        """Fork a run that uses ``channel`` and appends output to ``log``. Return its process id.
 
-        ``timeout_s``: limit for the answer in seconds; None: no limit.
         ``entry``: module whose ``main`` runs instead of the run's; None: the run's.
         """
         with open(log, "ab") as file:
@@ -98,10 +93,7 @@ class ForkServer:
         return answer["pid"]
 
     def wait(self, pid: int, timeout_s: float | None = None) -> int:
-        """Wait until the run with process id ``pid`` has ended. Return its exit status, -N for signal N.
-
-        ``timeout_s``: limit in seconds; None: no limit.
-        """
+        """Return the exit status of run ``pid``, -N for signal N. ``timeout_s``: limit; None: no limit."""
         request: WaitRequest = {"do": "wait", "pid": pid}
         try:
             self._socket.send(json.dumps(request).encode())
@@ -122,10 +114,7 @@ class ForkServer:
         self._socket.close()
 
     def _end(self) -> int | None:
-        """Kill the server and wait KILLED_S at most.
-
-        Return its exit status; None if a dead disk keeps it in the kernel.
-        """
+        """Kill the server and return its exit status; None if a dead disk keeps it in the kernel."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(KILLED_S)
@@ -196,33 +185,22 @@ def main() -> int:
                 pid = os.fork()
             if pid == 0:
                 connection.close()
-                _become_run(server, message.get("entry", RUN), *descriptors)
+                # An error is written into the log: the parent only sees that the run has ended.
+                exit_with(partial(_run, server, message.get("entry", RUN), *descriptors))
             for descriptor in descriptors:
                 os.close(descriptor)
             answer = {"pid": pid}
         connection.send(json.dumps(answer).encode())
 
 
-def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
-    """Run ``main`` of the module ``entry`` in the forked process, in a new session. Never returns.
-
-    ``channel`` and ``log``: file descriptors; the output goes to ``log``.
-    """
-    code = 1
-    try:
-        os.setsid()
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        code = importlib.import_module(entry).main(channel, server)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        traceback.print_exc()  # Write it into the log: the parent only sees that the run has ended.
-        raise
-    finally:
-        os._exit(code)
+def _run(server: int, entry: str, channel: int, log: int) -> int:
+    """Run ``main`` of module ``entry`` in a new session, output to the descriptor ``log``."""
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return int(importlib.import_module(entry).main(channel, server))
 
 
 if __name__ == "__main__":

@@ -31,47 +31,38 @@ MAX_ADDED_STEPS = 60  # If the lead lasts longer, it is measured, and the report
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps of a repetition of a run with this configuration.
+    """Return the maximum number of extra warm-up steps of a repetition.
 
-    0 on a CPU without prefetched batches. 0 for several ranks: they take the same steps, but each observes only its own
-    batches and device.
+    0 on a CPU without prefetched batches, and for several ranks: each observes only its own batches and device.
     """
     return MAX_ADDED_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps of a repetition that waits for its data.
-
-    0 without prefetched batches, and for several ranks.
-    """
+    """Return the maximum number of extra warm-up steps; 0 without prefetched batches, and for several ranks."""
     return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:
-    """True if a worker may have more than one batch ready, so that a fast loop can consume a stock.
-
-    False without workers.
-    """
+    """True if a worker may have several batches ready, so that a fast loop can consume a stock."""
     return config.data.workers > 0 and config.data.prefetch > 1
 
 
 def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
     """Return the number of steps from one wait of the host for an idle device to the next.
 
-    1 if each step waits about equally long, or if the period is longer than MOST_PERIOD steps.
-    A host that waits only at log lines leaves the device idle there, and runs ahead elsewhere.
-    Measured steps that begin after a log line and end elsewhere would miss one step of the device's work.
-    The other way round, they would have one too many. Whole periods are exact.
+    1 if each step waits about equally long, or if the period is longer than MOST_PERIOD. A host that waits only at log
+    lines leaves the device idle there; only measured steps of whole periods have neither too much nor too little device
+    work.
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def lead_lasts(config: TrainerConfig, *, asynchronous: bool) -> bool:
-    """True if the host's lead over its device may differ between the start and the end of the measured steps.
+    """True if the host's lead over its ``asynchronous`` device may differ between the measured steps' ends.
 
-    ``asynchronous``: True if the host can run ahead of the device.
-    A host that waits in each step until the device is idle has no lead. A host that waits at log lines has none there.
+    A host that waits in each step has no lead; one that waits at log lines has none there.
     """
     reads_each_step = config.compute.sync == "every-step" or (
         config.compute.sync == "norm" and config.compute.check_finite
@@ -86,10 +77,7 @@ def take_more(
     config: TrainerConfig,
     lives_off_batches: Callable[[], bool],
 ) -> int:
-    """Take warm-up steps until the repetition is warm, ``most`` at most. Return their number.
-
-    ``take``: takes the given number of steps. ``lives_off_batches``: True while the run consumes prefetched batches.
-    """
+    """Take warm-up steps until the repetition is warm, ``most`` at most. Return their number."""
     watched = lead_lasts(config, asynchronous=compute.asynchronous)
     taken = 0
     while taken < most:
@@ -115,19 +103,12 @@ def cycle_steps(config: TrainerConfig) -> int:
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """Return the number of last batches that :func:`lives_off_lead` reads.
-
-    They are two cycles of all workers and the batches before them, which give the typical time of a worker's batch.
-    """
+    """Return the batches that :func:`lives_off_lead` reads: two cycles of all workers, and those before."""
     return workers * (prefetch + 4)
 
 
 def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
-    """True if the run still consumes prefetched batches: it is faster than its workers can sustain.
-
-    This holds if the last batches of the workers came faster by more than the share :data:`ENOUGH`.
-    False if there are too few recent batches to decide.
-    """
+    """True if recent batches came faster, by more than the share :data:`ENOUGH`, than workers can sustain."""
     batches = recent.batches
     if len(batches) < 2 * workers:
         return False
@@ -138,10 +119,7 @@ def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
 
 
 def load_decision() -> None:
-    """Call the numpy functions of :func:`lives_off_lead` once: their first call takes tens of milliseconds.
-
-    Between warm-up and measured steps, the device would complete its queued work in this time.
-    """
+    """Call numpy's functions once: their first call takes tens of ms, in which the device would run empty."""
     made_up = [BatchMoments(number, number + 1, number + 2, number + 2, False) for number in range(8)]
     lives_off_lead(RecentBatches(made_up, [(0, 1)]), 1, 2)
 

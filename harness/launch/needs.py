@@ -16,9 +16,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.machine.capacity import Needs, read_memory
+from harness.machine.capacity import Needs, check_needs, read_memory
 from harness.machine.cgroup import find_group, memory_limit
-from harness.machine.checks.capacity import check_needs
 from harness.machine.environment import available_memory_bytes, has_nvidia_driver
 from harness.machine.gpu import free_gpu_memory
 from trainer.config import DataConfig, TrainerConfig
@@ -41,10 +40,7 @@ MOST_ARMS = 64  # maximum number of arms alive together: each has workers and a 
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory in bytes that a run uses in one place (host or card).
-
-    It uses at least ``lasting_bytes`` while it is suspended, and ``peak`` during a step.
-    """
+    """Memory of a run in one place, in bytes: at least ``lasting_bytes`` if suspended, ``peak`` in a step."""
 
     lasting_bytes: int
     peak: ByteRange
@@ -55,16 +51,13 @@ class RunNeed:
     """Estimated memory that the run of one arm needs, split into parts. :func:`need_of` makes it."""
 
     arm: str
-    computes_on: Literal["host", "cuda", "auto"]
-    """auto: a driver was found, so the run uses CUDA if torch supports it."""
+    computes_on: Literal["host", "cuda", "auto"]  # auto: a driver was found, so the run uses CUDA if torch supports it.
     training: Footprint | None
     """None without a torch model, or if nothing is known about the model before it is built (a factory)."""
     workers: int
     batch: ByteRange
-    in_flight: int
-    """Number of batches built ahead; without workers, the one in use."""
-    ranks: int = 1
-    """Processes on one machine that each need all of this. On CUDA each has its own card."""
+    in_flight: int  # Number of batches built ahead; without workers, the one in use.
+    ranks: int = 1  # Processes on one machine that each need all of this. On CUDA each has its own card.
     own_model: bool = False
     """True if the model's size is not known in advance (a factory, or no formula): its memory is not included."""
     checkpoint: ByteRange = NO_BYTES
@@ -72,10 +65,7 @@ class RunNeed:
 
     @property
     def in_memory(self) -> Holding:
-        """Host memory that all ranks of this machine need together.
-
-        A checkpoint is copied between two steps and written during the next ones; at the low end, before they begin.
-        """
+        """Host memory of all ranks here together. At the high end, a checkpoint is written during steps."""
         holding = self._of_one_rank
         lasting_bytes, peak = holding.lasting_bytes * self.ranks, holding.peak.times(self.ranks)
         low_bytes = max(peak.low_bytes, lasting_bytes + self.checkpoint.low_bytes)
@@ -102,10 +92,7 @@ class RunNeed:
 
     @property
     def batches(self) -> ByteRange:
-        """Memory of the batches in flight.
-
-        The low end has one per worker, because a slow loader is never further ahead.
-        """
+        """Memory of the batches in flight. The low end has one per worker, as with a slow loader."""
         return ByteRange(self.batch.low_bytes * self._fewest, self.batch.high_bytes * self.in_flight)
 
     @property
@@ -137,10 +124,7 @@ class RunNeed:
 
 
 def need_of(arm: str, config: TrainerConfig, vocab_size: int, *, saved_at_end: bool = False) -> RunNeed:
-    """Estimate the memory that a run of ``config`` needs, without importing torch.
-
-    ``arm``: its name. ``saved_at_end``: True for ``harness train``, which ends with a checkpoint.
-    """
+    """Estimate the memory of a run, without importing torch. ``saved_at_end``: True for ``harness train``."""
     data, device = config.data, config.compute.device
     training, computes = None, config.compute.work == "model" and config.compute.emulated is None
     shape = shape_of(config.model, vocab_size, data.sequence_length) if computes else None
@@ -166,9 +150,8 @@ def checkpoint_copy(
 ) -> ByteRange:
     """Return the host memory in bytes that the ranks of one machine need to copy a checkpoint.
 
-    Rank 0 copies the state that all ranks share. With fsdp each rank copies its own shards. Without ``asynchronous``,
-    state on the host and shards on a card are written without a copy. The low end is 0 if the steps of a study end
-    before a checkpoint is due. ``saved_at_end``: True for a training, which ends with a checkpoint.
+    Rank 0 copies the shared state, with fsdp each rank its shards. Without ``asynchronous``, host state and a card's
+    shards are written without a copy. The low end is 0 if a study ends before one is due.
     """
     if config.checkpoint is None:
         return NO_BYTES
@@ -186,10 +169,9 @@ def checkpoint_copy(
 def choose_interleave(
     asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
 ) -> tuple[str, str]:
-    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs". ``reason`` is a text.
+    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs".
 
-    ``asked``: the scenario's choice; only "auto" is decided here. The high ends of the needs count.
-    ``place``: where the runs are, if not on this machine. ``free_bytes``: free memory there (None: unknown).
+    Only ``asked`` "auto" is decided here, by the high ends. ``place``, ``free_bytes``: of runs on other machines.
     """
     if asked != "auto":
         return asked, "set by the scenario"
@@ -210,10 +192,7 @@ def choose_interleave(
 
 
 def free_host_bytes() -> int | None:
-    """Return the bytes available to new processes: MemAvailable, or less if a control group limits it.
-
-    None if unknown.
-    """
+    """Return the bytes for new processes: MemAvailable, or less in a control group; None if unknown."""
     limit = memory_limit(find_group("memory"))
     limits = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
     return min((free for free in limits if free is not None), default=None)
@@ -221,10 +200,7 @@ def free_host_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Use of one kind of memory by runs that are alive together. ``where``: "memory" (host) or "GPU memory".
-
-    ``free_bytes``: free memory of this kind on this machine.
-    """
+    """Use of "memory" (host) or "GPU memory" (``where``) by runs that are alive together; ``free_bytes`` is here."""
 
     group: tuple[RunNeed, ...]
     where: str
@@ -232,10 +208,7 @@ class MemoryUse:
 
     @property
     def takes(self) -> ByteRange:
-        """Bytes that the runs need together: lasting memory of all, plus the additional memory of one run in a step.
-
-        The high end adds the peaks of all runs.
-        """
+        """Bytes of the runs together: lasting memory, plus one run's (high end: all runs') part of a step."""
         return _takes(self.group, self.where)
 
     @property
@@ -276,10 +249,7 @@ class MemoryUse:
 
 
 def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
-    """Yield the use of host and GPU memory by each group of runs that are alive together.
-
-    A kind of memory whose free bytes are unknown is left out. ``profiled``: arms whose runs are alone.
-    """
+    """Yield host and GPU memory of each group of runs alive together, if known. ``profiled``: arms that run alone."""
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
     groups = [(need,) for need in needs if need not in together]
@@ -292,10 +262,10 @@ def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: 
 def check_memory(
     needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
 ) -> None:
-    """Raise InputError for runs that need more than the free memory even at the low end. The message lists the parts.
+    """Raise InputError for runs that need more than the free memory even at the low end, with their parts.
 
-    Print a warning if only the high end exceeds it, or if ``force`` starts runs that cannot fit. ``force`` is None for
-    commands without this option: their message does not advise it. ``profiled``: arms whose runs are alone.
+    Print a warning if only the high end exceeds it, or with ``force``, which is None for commands without this option.
+    ``profiled``: arms whose runs are alone.
     """
     for use in memory_uses(needs, profiled, interleave):
         if use.is_refused and not force:
@@ -328,10 +298,7 @@ RUN_TASKS = 6  # main process, sampling process and their threads, without torch
 
 
 def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
-    """Estimate the shared memory, open files and processes that runs of ``configs`` need.
-
-    ``together``: True if all are alive at once; False if they run one after the other.
-    """
+    """Estimate shared memory, files and processes of runs. ``together``: True if all are alive at once."""
     if not together:
         needs = [needs_of([config], together=True) for config in configs]
         return Needs(
@@ -351,19 +318,13 @@ def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
 
 
 def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[str]:
-    """Return a line, with the fix, for each limit of this machine that the runs exceed.
-
-    ``together``: True if all are alive at once.
-    """
+    """Return a line, with the fix, for each exceeded limit. ``together``: True if all are alive at once."""
     checks = check_needs(needs_of(configs, together=together))
     return [f"{check.finding}; fix: {check.fix}" for check in checks if check.status != "ok"]
 
 
 def shared_bytes(data: DataConfig) -> int:
-    """Return the bytes in /dev/shm for the batches of one run; 0 without workers, or if batches travel in a ring.
-
-    A batch has two tensors, and a mask for padded rows.
-    """
+    """Return bytes in /dev/shm for one run's batches (two tensors, maybe a mask); 0 without workers, or in a ring."""
     if data.workers == 0 or data.transport == "ring":  # A ring is not in /dev/shm.
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2

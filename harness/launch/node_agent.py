@@ -1,8 +1,7 @@
-"""Runs one agent on each machine of a run except the first: it forks, suspends and ends the ranks there on orders.
+"""Run one agent per machine of a run except the first: it forks, suspends and ends the ranks there on orders.
 
-Started by ``launch.nodes`` as ``python -m harness.launch.node_agent PORT ADDRESS...``: the launcher listens at one of
-these addresses. The agent and its ranks end with the connection to the launcher. Like the fork server, this process
-imports the modules of the runs and never computes, so that it can be forked safely.
+Started by ``launch.nodes``, it ends with the connection to the launcher. It never computes, so that it can be forked
+safely.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
-from typing import NoReturn
 
 from harness.launch.channel import Channel
+from harness.launch.ending import exit_with, signal_group
 from harness.launch.nodes import HELLO_S, TOKEN, interface_of, keep_alive
 from harness.launch.protocol import ForkRanksOrder
 from trainer.config import LaunchConfig
@@ -30,10 +29,7 @@ CONNECT_S = 5.0  # per address: one in another network may never answer
 
 
 class NodeAgent:
-    """Agent of one machine: follows the launcher's orders for the ranks there, grouped by run.
-
-    ``number``: of the machine.
-    """
+    """Agent of the machine ``number``: follows the launcher's orders for the ranks there, grouped by run."""
 
     def __init__(self, number: int, connection: socket.socket, channel: Channel) -> None:
         self._number, self._connection, self._channel = number, connection, channel
@@ -66,31 +62,21 @@ class NodeAgent:
         sys.stdout.flush()
         sys.stderr.flush()
         agent = os.getpid()
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            os.setsid()
-            die_with_parent(agent)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            own = self._connection.getsockname()[0]
-            self._connection.close()
-            code = _serve(order, rank, own)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+        if (pid := os.fork()) == 0:
+            exit_with(partial(self._serve_rank, order, rank, agent))
+        return pid
+
+    def _serve_rank(self, order: ForkRanksOrder, rank: int, agent: int) -> int:
+        os.setsid()
+        die_with_parent(agent)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        own = self._connection.getsockname()[0]
+        self._connection.close()
+        return _serve(order, rank, own)
 
     def _signal(self, run: str, number: int) -> None:
         for pid in self._ranks.get(run, {}).values():
-            try:
-                os.killpg(pid, number)
-            except ProcessLookupError:  # The rank has no process group yet, or is gone.
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+            signal_group(pid, number)
         if number == signal.SIGKILL:
             self._ranks.pop(run, None)
 
@@ -109,10 +95,7 @@ class NodeAgent:
 
 
 def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
-    """Serve as rank ``number`` of a run: connect to rank 0, and follow its orders. Return the exit status.
-
-    ``own``: address of this machine.
-    """
+    """Serve as rank ``number``: connect from ``own`` to rank 0, follow its orders, return the exit status."""
     from harness.launch.child import serve_rank
     from trainer.ranks import Rank
 
@@ -140,10 +123,7 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
 
 
 def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
-    """Connect to the launcher at one of ``addresses``, and prove with the token that this is an agent of its job.
-
-    Return the connection and its channel; None if the launcher is at none of these addresses.
-    """
+    """Connect to the launcher at one of ``addresses``, with the token of its job. Return the channel, or None."""
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), CONNECT_S)
@@ -176,12 +156,5 @@ def main() -> int:
     return 0
 
 
-def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for threads that imports have started."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    exit_now(main())
+    exit_with(main)  # without waiting for threads that imports have started

@@ -1,8 +1,7 @@
-"""Starts one agent on each other machine of a Slurm job, and sends it the orders for the ranks there.
+"""Start one agent on each other machine of a Slurm job, and send it the orders for the ranks there.
 
-The arrangement is torchrun's: one agent per node, and ranks that meet at the first node's address. In addition, ranks
-of several arms stay alive and are suspended and resumed, which torchrun's agents do not support. The agents connect to
-a numeric address of the launcher; no host name is resolved.
+As in torchrun, ranks meet at the first node's address (numeric; no host name is resolved). Unlike there, ranks of
+several arms stay alive and are suspended and resumed.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ LOOPBACK = "127."
 
 
 def own_addresses() -> dict[str, str]:
-    """Return {interface name: its first IPv4 address}, with loopback last.
-
-    Interfaces without an address are omitted.
-    """
+    """Return {interface name: its first IPv4 address}, with loopback last."""
     addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -77,10 +73,9 @@ class Nodes:
     """Agents on the other machines of this Slurm job, as seen by the launcher on the first machine."""
 
     def __init__(self, count: int, modules: Sequence[str], timeout_s: float, start: StartAgents | None = None) -> None:
-        """Start ``count - 1`` agents and wait until they have connected. They then import ``modules`` for their ranks.
+        """Start ``count - 1`` agents, wait until they have connected, and let them import ``modules``.
 
-        ``start`` starts the agents by a command in an environment; None: srun, in this Slurm job. Raises InputError,
-        with the missing agents, if one does not connect within ``timeout_s`` seconds.
+        ``start``: command that starts them; None: srun, in this job. Raises InputError if one is late.
         """
         self.count = count
         self.token = secrets.token_hex(16)
@@ -109,10 +104,7 @@ class Nodes:
         self.address = self._agents[1].connection.getsockname()[0]
 
     def message(self, count: int) -> NodesMessage:
-        """Wait until the agents have imported the modules. Return the part of a run's first message about its machines.
-
-        ``count``: number of machines of the run. Raises InputError if an agent ends or is late.
-        """
+        """Wait for the agents' imports. Return the machines for a run's first message. Raises InputError."""
         end_s = time.monotonic() + self._timeout_s
         while self._importing:
             agent = self._importing[0]
@@ -127,10 +119,7 @@ class Nodes:
         return {"count": count, "address": self.address, "token": self.token}
 
     def fork(self, run: str, start: StartMessage, meet: MeetingPlace, nproc: int) -> None:
-        """Order the agents to fork the ranks of ``run`` on their machines: ``nproc`` on each, in the machines' order.
-
-        ``start``: first message of the run. ``meet``: ports at which they reach rank 0.
-        """
+        """Order the agents to fork ``nproc`` ranks of ``run`` each. ``meet``: ports where they reach rank 0."""
         for number in range(1, start["nodes"]["count"]):
             ranks = list(range(number * nproc, (number + 1) * nproc))
             order: NodeOrder = {"do": "fork", "run": run, "start": start, "meet": meet, "ranks": ranks}
@@ -176,10 +165,7 @@ class Nodes:
         self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
 
     def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
-        """Raise InputError if srun has ended, or if the time ``end_s`` (monotonic seconds) has passed.
-
-        ``what``: what the agents have to do in time. ``missing``: numbers of the machines that have not done it.
-        """
+        """Raise InputError if srun has ended, or after ``end_s`` (monotonic), naming ``what`` is ``missing``."""
         nodes = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(
@@ -233,11 +219,7 @@ def check_nodes(configs: Iterable[TrainerConfig]) -> int:
 def other_nodes(
     configs: Iterable[TrainerConfig], modules: Callable[[], Sequence[str]], timeout_s: float
 ) -> Iterator[Nodes | None]:
-    """Start agents on the other machines that these runs need, and end them after the context.
-
-    Yield None if the runs need only this machine. ``modules``: returns the modules to import.
-    ``timeout_s``: limit in seconds for the agents to connect.
-    """
+    """Start agents on the other machines that runs need, and end them after the context; None without any."""
     count = check_nodes(configs)
     if count == 1:
         yield None

@@ -1,8 +1,6 @@
-"""Opens a training in this process: data path, compute, evaluation, ledger, checkpoints, in the one order that works.
+"""Open a training in this process: data path, compute, evaluation, ledger, checkpoints, in the one order that works.
 
-Every process that trains calls :func:`open_training`: the runs of a study (``launch.child``), ``harness train`` and the
-trials of a sweep (``launch.training``), the steps of ``harness cost``, and their other ranks. The differences between
-them are in :class:`Start`.
+Every process that trains calls :func:`open_training`; the differences between them are in :class:`Start`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from harness.launch.facts import facts_of_run
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import attach_in_worker
 from harness.probes.ledger.threads import RunQueue
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from trainer import telemetry
 from trainer.model_files import objective_of
 from trainer.ranks import ALONE, Rank
@@ -63,16 +61,11 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Start:
-    """Arguments of :func:`open_training` in which the processes that train differ.
-
-    Defaults are those of a study's run.
-    """
+    """Arguments of :func:`open_training` in which processes differ. Defaults are those of a study's run."""
 
     prepared: Prepared
-    model: str | None
-    """Fingerprint of the model's code or files."""
-    folder: Path
-    """Folder of this run's ledger."""
+    model: str | None  # Fingerprint of the model's code or files
+    folder: Path  # Folder of this run's ledger
     checkpoints: Checkpoints
     recorder: Callable[[Compute, RunQueue | None], StepRecorder | BareRecorder]
     """Returns the recorder of steps. Called last, after the initial state is loaded."""
@@ -81,13 +74,11 @@ class Start:
     evaluates: bool = True
     takes_weights: bool = False
     """True for the first part of a training, which begins with the weights named by ``resume``."""
-    position: DataPosition | None = None
-    """Position of the first batch; None: the beginning of the data."""
+    position: DataPosition | None = None  # Position of the first batch; None: the beginning of the data.
     resumed: Resumed | None = None
     begin_worker: Callable[[Callable[[int], None], int], None] | None = None
     """Called at the start of a loader worker, in its process, with the ledger's hook and the worker's number."""
-    beat: Callable[[], None] = lambda: None
-    """Called between the batches of an evaluation."""
+    beat: Callable[[], None] = lambda: None  # Called between the batches of an evaluation
     workers_started: Callable[[], None] = lambda: None
     """Called when the loader workers are forked: from now on, threads may start."""
     built: Callable[[Batches, Compute, RunFacts], None] = lambda *_: None
@@ -96,10 +87,7 @@ class Start:
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """Training that is ready for its first step: data, compute, ledger, evaluator and saver.
-
-    :func:`open_training` makes it.
-    """
+    """Training that is ready for its first step: data, compute, ledger, evaluator and saver."""
 
     batches: Batches
     compute: Compute
@@ -110,10 +98,7 @@ class OpenTraining:
     saver: Saver | None = None
 
     def steps(self, config: TrainerConfig, rank: Rank, first: int = 0) -> Generator[int]:
-        """Train from step ``first`` on, and yield the index of each finished step.
-
-        Closing the generator reads the last losses.
-        """
+        """Train from ``first`` on; yield the index of each finished step. Closing it reads the last losses."""
         from trainer.loop import train
 
         steps = train(config, self.compute, self.batches, first, self.saver, self.evaluator, prints=rank.is_first)
@@ -121,10 +106,7 @@ class OpenTraining:
 
 
 def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepared:
-    """Return the prepared data of ``config`` (corpus, tokenizer, objective), from the cache if they are there.
-
-    ``files``: files that the user's data source imports.
-    """
+    """Return the prepared data (corpus, tokenizer, objective), from the cache if there. ``files``: user's imports."""
     from trainer.data.prepare import prepare
 
     prepared = prepare(config.data, files=files, evaluation=config.evaluation)
@@ -132,10 +114,7 @@ def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepar
 
 
 def open_training(config: TrainerConfig, start: Start) -> OpenTraining:
-    """Start the loader workers, build the model and open the ledger of a training. Return it, ready for its first step.
-
-    If this fails, the loader workers are ended and the error is raised.
-    """
+    """Start workers, build the model, open the ledger; return the training. After an error, no worker lives."""
     from trainer.data.loader import open_batches
 
     data = config.data

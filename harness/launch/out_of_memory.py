@@ -29,10 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: BaseException) -> str:
-    """Return advice to append to the message of ``error`` in this process; "" unless its training memory was exhausted.
-
-    The text names settings that would fit.
-    """
+    """Return advice on settings that fit, for ``error``; "" unless training memory was exhausted."""
     on_card = type(error).__name__ == "OutOfMemoryError"
     if not is_out_of_memory(error) or not (on_card or _trains_on_host(config)):
         return ""
@@ -40,10 +37,9 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
 
 
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
-    """Return ``; by the arithmetic ...`` with settings that would fit; "" if the memory or the need is unknown.
+    """Return ``; by the arithmetic ...`` with settings that fit ``memory_bytes`` of one rank; "" if unknown.
 
-    ``vocab_size``: size of the tokenizer; None if only the configuration is known.
-    ``memory_bytes``: available to one rank; None: unknown. ``on_card``: True for the memory of a card.
+    ``vocab_size``: of the tokenizer; None if only the configuration is known. ``on_card``: memory of a card.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
@@ -66,10 +62,7 @@ def _trains_on_host(config: TrainerConfig) -> bool:
 
 
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
-    """Return advice for a run that the kernel killed: settings that would fit, from its recorded configuration.
-
-    "" for a run on a card, and if memory or need is unknown.
-    """
+    """Return settings that fit, for a run that the kernel killed; "" on a card or if unknown."""
     with suppress(ValueError):  # The record may be from another state of the code.
         config, free = TrainerConfig.model_validate(content), free_host_bytes()
         if _trains_on_host(config):
@@ -78,10 +71,7 @@ def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
 
 
 def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
-    """Return the bytes that this process uses or could still use; None if unknown.
-
-    ``on_card``: on its card; otherwise in host memory, whose free part is shared by ``ranks``.
-    """
+    """Return the bytes that this process could use on its card, or of the host's shared by ``ranks``; or None."""
     if on_card:
         torch = sys.modules["torch"]
         return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
@@ -91,10 +81,7 @@ def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
 
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:
-    """Return the largest vocabulary size that the tokenizer may give the model; None if it is not known in advance.
-
-    0 if the model does not depend on the tokenizer.
-    """
+    """Return the largest possible vocabulary; None if unknown, 0 if the model does not depend on it."""
     has_preset_size = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
     fixed = config.model.vocab_size is not None or has_preset_size
     without_model = config.compute.work != "model" or config.compute.emulated is not None
@@ -110,9 +97,9 @@ NOTHING = ByteRange(0, 0)
 def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NOTHING) -> str:
     """Return a sentence on what would fit ``memory_bytes``: the largest batch_size, also with other settings.
 
-    The advice uses the high end of the estimate, so that it is safe. If even the low end of one sample is too large, it
-    says that nothing fits. If the configuration itself fits by the high end, the sentence only says that the cause is
-    unknown. ``elsewhere``: memory of the process beside training.
+    The high end of the estimate counts, so that the advice is safe. If even the low end of one sample is too large,
+    nothing fits. If the configuration itself fits, the cause is unknown. ``elsewhere``: memory of the process beside
+    training.
     """
     need = footprint(config, shape).peak + elsewhere
     batch_size = config.data.batch_size
@@ -139,9 +126,7 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
 
 
 def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
-    """Yield (condition in words, configuration): the configuration itself, then variants of it that need less
-    memory.
-    """
+    """Yield (condition, configuration): the configuration itself, then variants that need less memory."""
     yield "unchanged", config
     checkpointed = config.model_copy(
         update={"model": config.model.model_copy(update={"activation_checkpointing": True})}
@@ -155,10 +140,7 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
 
 
 def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: bool) -> int:
-    """Return the largest batch_size whose estimate fits ``memory_bytes``; 0 if not even one sample does.
-
-    ``low``: use the low end.
-    """
+    """Return the largest batch_size whose estimate (low end: ``low``) fits ``memory_bytes``; 0 if none does."""
 
     def fits(size: int) -> bool:
         data = config.data.model_copy(update={"batch_size": size})

@@ -1,33 +1,205 @@
-"""Checks before the first run that every run can work, and prepares the data of all runs."""
+"""Check before the first run that every run can work, also with the user's code, and prepare all data."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import NamedTemporaryFile, TemporaryFile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from harness.launch.code import Code
+from harness.launch.channel import looks
+from harness.launch.code import OWN_FOLDER, Code, environment_for
+from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.needs import RunNeed, need_of
 from harness.launch.probing import probes_of
 from harness.launch.progress import announced
 from harness.launch.protocol import DataMessage
-from harness.launch.user_trial import TriedSources
 from harness.machine.environment import has_nvidia_driver
+from harness.machine.processes import with_variable
 from harness.study.records import StudyRecord, first_fault
 from trainer.config import DataConfig, TrainerConfig, recorded_config
-from trainer.errors import InputError, in_words
+from trainer.errors import InputError, in_words, one_line
 from trainer.json_types import integer, section
+from trainer.model import shape_of
 from trainer.model_files import model_files, objective_of
 from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
+
+
+KEY = "data.source"
+TRIAL = ("-m", "trainer.data.user_trial")
+VARIABLE = "HARNESS_TRIAL"  # environment variable that marks all processes of a trial
+PRINTED_LINES_SHOWN = 6  # last lines of the trial's output
+
+
+class TriedSources:
+    """Trials of the user's sources and factories before a study's first run, once per equal settings."""
+
+    def __init__(self, start_s: float) -> None:
+        """``start_s``: time limit of one trial in seconds, including the user's imports (``limits.start_s``)."""
+        self._start_s = start_s
+        self._tried: dict[tuple[str, Code | None], tuple[int, int]] = {}
+        self._files: dict[tuple[str, str, Code | None], set[str]] = {}
+        self.notes: list[str] = []  # notes for the report
+
+    def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
+        """Return the user's files that ``name`` imported in its trial, sorted; empty without a trial."""
+        return sorted(self._files.get((key, name, code), ()))
+
+    def check_model(self, name: str, code: Code | None = None) -> None:
+        """Import the factory ``name`` in a process, without calling it. Raises InputError if that fails."""
+        key = "model.factory"
+        if (key, name, code) not in self._files:
+            with announced(f"importing {key} {name}{_at(code)}"):
+                answer = _answer(key, name, [key, name], "", self._start_s, code)
+            self._files[key, name, code] = set(answer["files"])
+
+    def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
+        """Take one batch from the source of ``config`` in a process. Raises InputError without a fitting one."""
+        data = config.data
+        assert data.source is not None
+        keys = {"source", "arguments", "batch_size", "sequence_length", "shuffle", "extra_reads"}
+        asked = data.model_dump_json(include=keys), code
+        if asked not in self._tried:
+            with announced(f"trying data.source {data.source}{_at(code)}"):
+                facts = _try(data, self._start_s, code)
+            self._tried[asked] = facts["smallest_id"], facts["largest_id"]
+            self._files.setdefault((KEY, data.source, code), set()).update(facts["files"])
+            note = (
+                f"a thread of data.source {data.source} tokenizes ({', '.join(facts['threads'])}): no stage includes "
+                "its time, and waits for it count as reading"
+            )
+            if facts["threads"] and note not in self.notes:
+                self.notes.append(note)
+                print(f"note: {note}", file=sys.stderr)
+        shape = shape_of(config.model, 0, data.sequence_length)
+        if shape is None:
+            return  # The model defines its own vocabulary.
+        smallest, largest = self._tried[asked]
+        if not shape.vocab_size:
+            raise InputError(
+                f"arm {arm}: model.vocab_size: give it, because {data.source} does not define it (the largest id of "
+                f"its first batch is {largest})"
+            )
+        if not 0 <= smallest <= largest < shape.vocab_size:
+            raise InputError(
+                f"arm {arm}: {data.source} gives ids from {smallest} to {largest}, but model.vocab_size is "
+                f"{shape.vocab_size}"
+            )
+
+
+def _at(code: Code | None) -> str:
+    return "" if code is None else f" at {code.label}"
+
+
+def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
+    """Return facts about the source's first batch. Raises InputError without one, or if no label counts."""
+    assert data.source is not None
+    answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
+    if not answer["trained_tokens"]:
+        raise InputError(f"{KEY}: {data.source}: all labels of its first batch are -100, so nothing is trained")
+    return answer
+
+
+def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
+    """Run a trial in a separate process and return its answer. Raises InputError if it fails within ``start_s``."""
+    try:
+        return _ask(key, name, arguments, given, start_s, code)
+    except InputError as error:
+        raise (InputError(f"{code.label}: {error}") if code else error) from error
+
+
+def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
+    def late(pid: int, printed: Path) -> InputError:
+        finding = diagnose(look_at(pid, 0, printed), "limits.start_s")
+        failure = "returned no batch" if key == KEY else "was not imported"
+        return InputError(f"{key}: {name} {failure} within {start_s:g} s (limits.start_s): {finding}")
+
+    done = run_trial([*TRIAL, *arguments], given, start_s, late, code)
+    try:
+        content: dict[str, Any] = json.loads(done.answer)
+    except ValueError as error:
+        last = one_line(" / ".join(done.printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "no output"
+        ending = f"{name} ended its process (exit code {done.exit_code})"
+        if done.exit_code < 0:
+            ending = f"the process of {name} was {killed_by(-done.exit_code)}"
+        raise InputError(f"{key}: {ending}: {last}") from error
+    if "error" in content:
+        if done.printed:
+            print(done.printed, file=sys.stderr)  # traceback of the user's code, above the error
+        raise InputError(content["error"])
+    return content
+
+
+class TrialAnswer(NamedTuple):
+    """Output of a trial's process, what it printed besides, and its exit code (negative: the signal)."""
+
+    answer: bytes
+    printed: str
+    exit_code: int
+
+
+def run_trial(
+    arguments: Sequence[str],
+    given: str,
+    limit_s: float,
+    late: Callable[[int, Path], InputError],
+    code: Code | None = None,
+) -> TrialAnswer:
+    """Run Python with ``arguments`` and the input ``given``, and end it with all processes that it started.
+
+    ``late``: makes the error for more than ``limit_s`` seconds, from the process id and the file of its messages.
+    """
+    # Files instead of pipes: child processes of the source would keep their end of a pipe open.
+    with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
+        asked.write(given.encode())
+        asked.seek(0)
+        token = secrets.token_hex(8)
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=asked,
+            stdout=answer,
+            stderr=errors,
+            cwd=None if code is None else code.directory,
+            env={**(environment_for(OWN_FOLDER) if code is None else code.environment()), VARIABLE: token},
+            start_new_session=True,
+        )
+        try:
+            if not _ends(process, limit_s):
+                raise late(process.pid, Path(errors.name))
+        finally:
+            with suppress(ProcessLookupError):  # No process of the group is left.
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pid in with_variable(VARIABLE, token):  # child processes in other sessions
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        answer.seek(0)
+        errors.seek(0)
+        return TrialAnswer(answer.read(), errors.read().decode(errors="replace").strip(), process.returncode)
+
+
+def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Wait in several polls until the process has ended, and return True. Return False after ``limit_s`` seconds."""
+    parts = looks(limit_s)
+    for _ in range(parts):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(limit_s / parts)
+            return True
+    return False
+
 
 MAX_SLICE_STEPS = 100_000  # maximum that scenarios allow
 
@@ -66,11 +238,9 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
 def prepare_data(
     configs: dict[str, TrainerConfig], start_s: float, codes: Mapping[str, Code] | None = None
 ) -> StudyData:
-    """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
+    """Build or find all data before the first run, so that no run pays for it. Raises InputError.
 
-    ``configs``: by arm. ``start_s``: time limit in seconds of a trial of the user's code.
-    ``codes``: states of the user's code, for arms that do not run the current one.
-    Raises InputError if an arm cannot work.
+    ``start_s``: time limit in seconds of a trial of the user's code. ``codes``: its other states, by arm.
     """
     from trainer.data.prepare import check_workers, prepare, warnings_of
 
@@ -149,10 +319,7 @@ def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
 
 
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
-    """Raise InputError if an arm's multiple-choice questions cannot be used: its run would fail after the start.
-
-    ``asked``: question sets that work for earlier arms. The set of this arm is added.
-    """
+    """Raise InputError if an arm's questions cannot be used. ``asked``: sets that work; this one is added."""
     from trainer.model import shape_of
     from trainer.multiple_choice import check_causal, load_choices
 
@@ -173,10 +340,7 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the part of a run's first message about its data and model.
-
-    Add the fingerprints of user code and model files to ``fingerprints``, which go into study.json.
-    """
+    """Return the data and model part of a run's first message. Adds user files to ``fingerprints`` (study.json)."""
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 
@@ -208,10 +372,7 @@ def _message(
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:
-    """Return the configuration of every arm in a study's record, by arm.
-
-    Raises InputError, with the file ``path``, if an edited study.json is no longer valid.
-    """
+    """Return the recorded configuration by arm. Raises InputError if an edited study.json is not valid."""
     names = {arm.name for arm in record.arms}
     if unknown := sorted({name for order in record.order for name in order} - names):
         raise InputError(f"{path}: order: no arm is called {unknown[0]}")

@@ -1,18 +1,16 @@
-"""Chooses the probes of a run, from the scenario and the run's control.
+"""Choose the probes of a run, from the scenario and the run's control.
 
-:class:`OpenTime` decides after the measured steps if torch.profiler has to explain time that CUDA events leave open.
-Events do not separate work from waiting while the host is still launching the current work of the device
-(``harness.explain.bounds``). If this open time exceeds ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are
-profiled. They come last, because a profiler may slow its process permanently.
+CUDA events do not separate work from waiting while the host is still launching (``harness.explain.bounds``). If this
+open time (:class:`OpenTime`) exceeds ``LIMIT_SHARE_MIN``, a few more steps are profiled. They come last, because a
+profiler may slow its process permanently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.probes.probe import ProbeSettings
+from harness.probes.probe import PROBES, ProbeSettings, RunProbes
 from harness.probes.profilers.torch_session import TorchProfilerSettings
-from harness.probes.run_probes import PROBES, RunProbes
 from harness.probes.sampler.messages import SamplerSettings
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from trainer.json_types import JsonObject, section
@@ -24,12 +22,11 @@ CLOSING_STEPS = 3
 
 
 def probes_of(declared: JsonObject, control: str | None, *, first: bool = False) -> RunProbes:
-    """Return the probes of one run. ``declared``: the scenario's ``probes`` as plain data.
+    """Return the probes of one run, from the scenario's ``probes`` (``declared``) and the run's ``control``.
 
-    ``control``: the run's control.
-    A measured run is sampled (host and NVML). A profiled run is sampled, too, and its disturbing probes have windows. A
-    bare run does not even have the ledger. A run that measures the cost of one probe has the ledger and this probe.
-    ``first``: True for the first run of its arm, which may have a closing window.
+    A measured or profiled run is sampled, and the latter's disturbing probes have windows. A bare run has no ledger. A
+    run that measures the cost of a probe has the ledger and it. ``first``: the arm's first run may have a closing
+    window.
     """
     if control == BARE:
         return RunProbes(ledger=False)
@@ -50,10 +47,7 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """Return {"sampler": settings} if host or NVML are to be sampled, else {}.
-
-    ``alone``: "host" or "nvml" to sample only this; None: what the scenario declares.
-    """
+    """Return {"sampler": settings} or {}. ``alone``: "host" or "nvml" only; None: what the scenario declares."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
@@ -64,19 +58,13 @@ def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings
 
 
 class OpenTime:
-    """Sums over a run's repetitions: measured time, and the part of it that device events leave open.
-
-    In that part, events do not show if the device worked or waited for launches.
-    """
+    """Sums over repetitions: measured time, and the part in which events do not show if the device worked."""
 
     def __init__(self) -> None:
         self._open_ns = self._measured_ns = 0
 
     def add(self, kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> None:
-        """Add a repetition measured from ``since_ns`` until ``until_ns`` (CLOCK_MONOTONIC).
-
-        ``kernels`` and ``blocking``: records of its device.
-        """
+        """Add a repetition (CLOCK_MONOTONIC). ``kernels`` and ``blocking``: records of its device."""
         self._open_ns += open_ns(kernels, blocking, since_ns, until_ns)
         self._measured_ns += until_ns - since_ns
 
@@ -89,10 +77,7 @@ class OpenTime:
 
 
 def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:
-    """Return the ns from ``since_ns`` to ``until_ns`` in which events do not show if the device worked or waited.
-
-    The rule is that of the analysis (``harness.explain.bounds``).
-    """
+    """Return the ns in which events do not show if the device worked or waited, as ``harness.explain.bounds``."""
     import numpy as np
 
     from harness.explain.bounds import device_work, per_step

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
 from harness.launch.channel import KILLED_S, PROFILED_STEPS, BudgetSpent, Channel, WaitLimits, looks
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, killed_by, look_at
+from harness.launch.ending import signal_group
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
 from harness.launch.nodes import Nodes, nodes_of_record, ranks_of_a_node
 from harness.launch.out_of_memory import advice_for_a_killed_run
 from harness.launch.protocol import RECORD_FIELDS, DataMessage, RepetitionOrder, RunEvent, RunOrder, StartMessage
 from harness.machine.capacity import session_peak_bytes
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from harness.study.contract import RANK_FILES, RUN_FILES
-from harness.study.records import RunRecord
+from harness.study.records import RunRecord, now
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject, integer, section
 
@@ -32,10 +31,7 @@ class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and su
 
 
 class RunProcess:
-    """A run as the launcher drives it, in its own process group, so that its workers are suspended with it.
-
-    ``run_block`` calls start, wait_ready, repeat (or profile) and finish, in this order.
-    """
+    """A run in its own process group. Call start, wait_ready, repeat (or profile) and finish, in this order."""
 
     def __init__(
         self,
@@ -47,10 +43,9 @@ class RunProcess:
         data: DataMessage | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        """Prepare the run; :meth:`start` starts it.
+        """Prepare the run. ``code``: state of the code; None: this code, and the user's in this folder.
 
-        ``code``: state of the code to run; None: this code and the user's code in this folder.
-        ``data``: data that the run must find; not sent to another state of the harness. ``nodes``: the other machines.
+        ``data``: that it must find; not sent to another state of the harness. ``nodes``: the other machines.
         """
         self.record = record
         self.code = code
@@ -71,10 +66,7 @@ class RunProcess:
         self._start: StartMessage | None = None
 
     def start(self, server: ForkServer) -> None:
-        """Fork the run and send its first message; :meth:`wait_ready` waits until it is built.
-
-        Files of an earlier attempt are removed. Raises RunFailed if it cannot start.
-        """
+        """Remove an earlier attempt's files, fork the run and send its first message. Raises RunFailed."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
@@ -125,10 +117,9 @@ class RunProcess:
         self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int = 0) -> None:
-        """Let the run take ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends instead.
+        """Let the run take ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends.
 
-        ``repetition``: number of the repetition, from 0.
-        ``most_extra``: maximum number of extra unmeasured steps while the run consumes prefetched batches.
+        ``repetition``: from 0. ``most_extra``: maximum number of extra unmeasured steps.
         """
         self._doing = f"in repetition {repetition + 1}"
         order: RepetitionOrder = {"do": "turn", "turn": repetition, "settle": warmup, "steps": steps}
@@ -150,10 +141,7 @@ class RunProcess:
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let the run take a closing window (if it may have one), write its tables and end.
-
-        :attr:`record` is then the run's record. Raises RunFailed if the run ends otherwise.
-        """
+        """Let the run take a closing window, write its tables and end, for :attr:`record`. Raises RunFailed."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         if self._probes.closing is not None:  # The memory of a closing window does not count for the run.
             self.profile()
@@ -198,11 +186,7 @@ class RunProcess:
     def _signal(self, number: signal.Signals) -> None:
         """Send the signal ``number`` to the run and its workers, unless it was never started or has been waited for."""
         if self._server is not None and self._exit_code is None:
-            try:
-                os.killpg(self._pid, number)
-            except ProcessLookupError:  # The run has no process group yet, or is gone.
-                with suppress(ProcessLookupError):
-                    os.kill(self._pid, number)
+            signal_group(self._pid, number)
         if self._nodes is not None:
             self._nodes.signal(self._name, number)
 
@@ -211,10 +195,7 @@ class RunProcess:
         return f"{self.record.arm}/{self.record.block}"
 
     def _wait(self, timeout_s: float = KILLED_S) -> int | None:
-        """Wait until the run has ended, ``timeout_s`` seconds at most.
-
-        Return its exit status; None if its fork server is gone or did not answer.
-        """
+        """Return the exit status after ``timeout_s`` seconds at most; None if the fork server is gone or silent."""
         if self._server is not None and self._exit_code is None:
             with suppress(ForkServerGone):
                 self._exit_code = self._server.wait(self._pid, timeout_s)
@@ -228,10 +209,7 @@ class RunProcess:
             self._fail(None)
 
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
-        """Wait for the message ``event`` and return it. Heartbeats may come before.
-
-        ``steps``: maximum steps until then. Raises RunFailed for another event, an end or a silence of the run.
-        """
+        """Return the message ``event``. ``steps``: maximum until then. Raises RunFailed for anything else."""
         assert self._channel is not None
         queued = 1  # steps that the device may still have to do
         while True:
@@ -255,10 +233,7 @@ class RunProcess:
         return message
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
-        """Return the run's next message. Wait in several polls.
-
-        Raises TimeoutError after ``limit_s`` seconds of timed-out polls, or when the study's time is over.
-        """
+        """Return the next message. Raises TimeoutError after ``limit_s`` of polls, or at the study's end."""
         parts = looks(limit_s)
         for _ in range(parts):
             with suppress(TimeoutError):
@@ -268,20 +243,14 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """Return how many seconds this run may be silent before ``event``.
-
-        Without heartbeats, the limit applies to each of its ``steps`` steps.
-        """
+        """Return how long this run may be silent before ``event``: without heartbeats, per step."""
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s
         return self._limits.silence_s * (1 if self._beats else max(steps, 1))
 
     def _end_silence(self, event: str, limit_s: float) -> NoReturn:
-        """Kill a run that was silent for ``limit_s`` seconds before ``event``.
-
-        Raise RunFailed, with the hanging process and the cause, or BudgetSpent if the study's time is over.
-        """
+        """Kill a silent run. Raise RunFailed with the cause, or BudgetSpent at the study's end."""
         assert self._server is not None
         key = "limits.start_s" if event == "ready" else "limits.silence_s"
         log = self._folder.run(self.record.arm, self.record.block) / "log.txt"
@@ -298,10 +267,7 @@ class RunProcess:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> NoReturn:
-        """Kill the run, make sure that run.json has the reason, and raise RunFailed.
-
-        ``error``: the reason; None: from the run's own record or its exit status.
-        """
+        """Kill the run, write ``error`` (None: its own or its status) to run.json, and raise RunFailed."""
         self._signal(signal.SIGKILL)  # Its channel is closed. Its workers end with it.
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)
@@ -313,7 +279,7 @@ class RunProcess:
                 status="failed",
                 exit_code=code,
                 error=error or _reason(code, self.record.config),
-                ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+                ended_utc=now(),
             )
             self._folder.write_run(self.record)
         raise RunFailed(self.record.error)

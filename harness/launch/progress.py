@@ -1,18 +1,23 @@
-"""Shows progress: a live line on a terminal (rich), plain lines in a batch log."""
+"""Show progress of a study, a training or work on a corpus: a live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from trainer.errors import visible
+from trainer.errors import InputError, visible
+from trainer.evaluate import Sample
+from trainer.telemetry import Validation
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+    from trainer.config import TrainerConfig
 
 TERMINAL_INTERVAL_S = 0.5
 PLAIN_INTERVAL_S = 15.0  # seconds between two lines in a log
@@ -21,10 +26,7 @@ ALIVE_INTERVAL_S = 30.0  # maximum seconds without a line in a log
 
 
 class SignsOfLife:
-    """Context that prints ``line()`` to a log whenever it has printed nothing for :data:`ALIVE_INTERVAL_S`.
-
-    Other output does not count. A thread prints. On a terminal, only :meth:`show` prints.
-    """
+    """Context with a thread that prints ``line()`` to a log after :data:`ALIVE_INTERVAL_S` without other output."""
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
@@ -60,10 +62,7 @@ class SignsOfLife:
 
 
 def announced(what: str) -> SignsOfLife:
-    """Print ``what``, the work that begins now. Return a context manager for the work.
-
-    While it is open, a log regularly gets a line with how long the work has been running.
-    """
+    """Print that ``what`` begins. Return a context for it, in which a log regularly gets its duration."""
     begun_s = time.monotonic()
     signs = SignsOfLife(lambda: f"{what}, for {_clock(time.monotonic() - begun_s)}")
     signs.show(what)
@@ -103,16 +102,10 @@ class _Display:
 
 
 class Progress(_Display):
-    """Progress display of a study: counts runs and steps, and shows finished runs, steps per second and the time left.
-
-    Use it as a context manager around the runs, and call its methods as they proceed.
-    """
+    """Context that displays a study's progress: runs, steps, steps per second and time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
-        """``total_runs``: number of planned runs; None if unknown, and then no time left is shown.
-
-        ``total_steps``: number of planned steps. ``heard``: called after each repetition.
-        """
+        """``total_runs``: planned; None if unknown. ``total_steps``: planned. ``heard``: called per repetition."""
         super().__init__()
         self._heard = heard
         self._total_runs = total_runs
@@ -138,10 +131,7 @@ class Progress(_Display):
         self._repetition_begun_s = time.monotonic()
 
     def stepped(self, steps: int, extra: int = 0) -> None:
-        """Count the steps of a repetition that has ended. ``steps``: planned ones.
-
-        ``extra``: unplanned warm-up steps.
-        """
+        """Count the steps of a repetition: ``steps`` planned ones, ``extra`` unplanned warm-up steps."""
         self._steps += steps + extra
         self._total_steps += extra
         self._stepping_s += time.monotonic() - self._repetition_begun_s
@@ -181,11 +171,9 @@ class Progress(_Display):
 
 
 class TextProgress(_Display):
-    """Progress display of work on a corpus: the finished share of its documents, MB/s and the time left.
+    """Progress display of work (``what``) on a corpus, called with the documents and bytes since the last call.
 
-    Call it with the documents and bytes since the last call. A terminal shows a live line. A log gets a line at
-    intervals,
-    and none if all is done before the first one is due. ``what``: name of the work. ``documents``: number of all.
+    A terminal shows a live line. A log gets a line at intervals, and none if all is done before the first.
     """
 
     def __init__(self, what: str, documents: int) -> None:
@@ -201,10 +189,7 @@ class TextProgress(_Display):
         return self._kept or 0
 
     def __call__(self, documents: int, text_bytes: int) -> None:
-        """Add finished documents and bytes of text to the counts.
-
-        The first call gives the documents that an earlier process had finished.
-        """
+        """Add finished documents and bytes of text. The first call gives those of an earlier process."""
         if self._kept is None:
             self._kept = documents
         self.documents += documents
@@ -251,10 +236,7 @@ def _live(line: Callable[[], str]) -> Live:
 
 
 def _left(elapsed_s: float, share: float) -> str:
-    """Return the text for the time left once ``share`` (0 to 1) of the work took ``elapsed_s`` seconds.
-
-    Empty if less than a second is left.
-    """
+    """Return the time left once ``share`` of the work took ``elapsed_s`` seconds; empty below a second."""
     if share <= 0:
         return ", time left unknown"
     left_s = elapsed_s * (1 - share) / share
@@ -265,3 +247,88 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """End of a training as a number of steps, of epochs of the corpus, or of tokens. Exactly one is given."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    tokens: int | None = None
+
+    def share(self, steps: int, tokens: int, epochs: float | None) -> float:
+        """Return the finished share, 1 at the goal. Raises InputError for epochs if ``epochs`` is None (unknown)."""
+        if self.steps is not None:
+            return steps / self.steps
+        if self.tokens is not None:
+            return tokens / self.tokens
+        assert self.epochs is not None
+        if epochs is None:
+            raise InputError("--epochs: the length of an epoch of these batches is unknown; give --steps or --tokens")
+        return epochs / self.epochs
+
+    def steps_of(self, config: TrainerConfig) -> int | None:
+        """Return the training's number of steps; None for epochs, whose length is not known in advance."""
+        if self.tokens is None:
+            return self.steps
+        batch = config.data.batch_size * config.data.sequence_length * config.optimizer.accumulation * config.ranks
+        return -(-self.tokens // batch)
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps:,} steps"
+        return f"{self.tokens:,} tokens" if self.tokens is not None else f"{self.epochs:g} epochs"
+
+
+class TrainingProgress:
+    """Progress line of a training, shown at intervals: redrawn on a terminal, plain lines in a log."""
+
+    def __init__(self, goal: Goal, share: float, tokens: int) -> None:
+        """``share`` and ``tokens``: finished share (0 to 1) and tokens of earlier parts of the training."""
+        self._goal = goal
+        self._rewrites = is_terminal()
+        self._interval_s = TERMINAL_INTERVAL_S if self._rewrites else PLAIN_INTERVAL_S
+        self._begun_s = self._shown_s = time.monotonic()
+        self._share, self._tokens = share, tokens
+        self._sampling_s = 0.0
+
+    def step(
+        self, steps: int, tokens: int, share: float, loss: float | None, passes: Sequence[Validation] = ()
+    ) -> None:
+        """Show the line if it is due. ``passes``: evaluations so far, which tokens per second exclude."""
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= self._interval_s:
+            self._shown_s = now_s
+            evaluating_s = (
+                sum(validation.end_ns - validation.start_ns for validation in passes) / 1e9 + self._sampling_s
+            )
+            self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s, evaluating_s))
+
+    def line(
+        self, steps: int, tokens: int, share: float, loss: float | None, seconds: float, evaluating_s: float = 0.0
+    ) -> str:
+        """Return the progress line after ``seconds`` of this part, ``evaluating_s`` seconds of them in evaluations."""
+        done = share - self._share
+        left_s = (1 - share) * seconds / done if done > 0 else 0.0
+        remaining = f", {_clock(left_s)} left" if left_s >= 1 else ""
+        value = "" if loss is None else f"loss {loss:.4f}, "
+        training_s = seconds - evaluating_s
+        speed = (tokens - self._tokens) / training_s if training_s > 0 else 0.0
+        return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{remaining}"
+
+    def sampled(self, sample: Sample) -> None:
+        """Print the sample text that the model wrote after a step."""
+        self._sampling_s += sample.seconds
+        cleared = "\r\x1b[K" if self._rewrites else ""
+        text = visible(sample.text).strip()
+        print(f"{cleared}after {sample.step + 1:,} steps it generates: {text}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the progress line on a terminal, so that later output begins on a new line."""
+        if self._rewrites:
+            print(file=sys.stderr)
+
+    def _print(self, line: str) -> None:
+        text, end = (f"\r{fitted(line)}\x1b[K", "") if self._rewrites else (line, "\n")
+        print(text, end=end, file=sys.stderr, flush=True)

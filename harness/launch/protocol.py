@@ -39,10 +39,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Paths:
-    """Module paths by which a launcher reaches a state of the code, as Python imports them.
-
-    One per protocol version.
-    """
+    """Module paths by which a launcher reaches a state of the code. One per protocol version."""
 
     fork_server: str  # run with -m: forks runs
     preloaded: tuple[str, ...]  # imported by every run
@@ -121,17 +118,14 @@ class StartMessage(TypedDict):
 
     record: JsonObject  # RECORD_FIELDS of the run
     study: str  # the study's folder
-    probes: JsonObject  # see probes.run_probes
+    probes: JsonObject  # see probes.probe
     beat_s: NotRequired[float]  # interval of the run's heartbeat
     data: NotRequired[DataMessage]  # The run fails if its data differ. Not sent to another state of the code.
     nodes: NotRequired[NodesMessage]
 
 
 class RepetitionOrder(TypedDict):
-    """Launcher to run: take ``settle`` warm-up steps, then ``steps`` measured steps.
-
-    ``turn``: number of the repetition.
-    """
+    """Launcher to run: ``settle`` warm-up steps, then ``steps`` measured ones, of repetition ``turn``."""
 
     do: Literal["turn"]
     turn: int
@@ -141,10 +135,10 @@ class RepetitionOrder(TypedDict):
 
 
 class BareOrder(TypedDict):
-    """Launcher to run: run the windows of the disturbing probes ("profile"), or write the tables and end ("finish").
+    """Launcher to run: take the disturbing probes' windows ("profile"), or write the tables and end ("finish").
 
-    Only from rank 0 to the other ranks: "step" takes one step (of a training, or an unmeasured one in which rank 0 is
-    profiled), "stop" ends a training early, "evaluate" ends it after a last pass over held-out data.
+    From rank 0 also "step" (one unmeasured or training step), "stop" (end early) and "evaluate" (end after a last
+    pass).
     """
 
     do: Literal["profile", "finish", "step", "stop", "evaluate"]
@@ -158,10 +152,7 @@ class ClockAnswer(TypedDict):
 
 
 class TrainOrder(TypedDict):
-    """Rank 0 of a training to the other ranks: train a new part, from a checkpoint or (None) from the beginning.
-
-    ``block``: number of the part.
-    """
+    """Rank 0 to the others: train part ``block``, from a checkpoint or (None) from the beginning."""
 
     do: Literal["train"]
     checkpoint: str | None  # folder of the checkpoint
@@ -169,10 +160,7 @@ class TrainOrder(TypedDict):
 
 
 class LackingOrder(TypedDict):
-    """Rank 0 of a resumed training to the other ranks: first make passes that an earlier part may have missed.
-
-    The passes are evaluations, by kind.
-    """
+    """Rank 0 to the others: first make evaluation passes that an earlier part may have missed."""
 
     do: Literal["lacking"]
     passes: list[Kind]
@@ -217,10 +205,7 @@ NodeOrder: TypeAlias = ForkRanksOrder | SignalOrder | ImportOrder
 
 
 class NodeEvent(TypedDict):
-    """Node agent to launcher: its identity ("hello"), or the end of its imports ("ready").
-
-    Rank to rank 0: its identity.
-    """
+    """Node agent to launcher: identity ("hello"), imports done ("ready"). Rank to rank 0: its identity."""
 
     event: Literal["hello", "ready"]
     token: NotRequired[str]
@@ -269,10 +254,7 @@ class TrialEvent(TypedDict):
 
 
 def protocol_of(folder: Path) -> int:
-    """Return the protocol version of the state of the code in ``folder``.
-
-    Raises InputError if ``folder`` has no state of this project, or one with an unknown protocol.
-    """
+    """Return the protocol version of the code in ``folder``. Raises InputError if it has none or an unknown one."""
     file = folder / "harness" / "launch" / "protocol.py"
     if file.is_file():
         lines = [line for line in file.read_text().splitlines() if line.startswith(_VERSION_LINE)]

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness.launch.progress import announced
-from harness.machine.checks.processors import OTHER_SHARE
-from harness.machine.cpu import Load, allowed_cpus, load_between, read_counters
+from harness.machine.cpu import OTHER_SHARE, Load, allowed_cpus, load_between, read_counters
 from trainer.errors import InputError, visible
 
 QUIET_CORES = 0.25
@@ -22,20 +21,14 @@ OPTION = "--wait-until-quiet"
 
 @dataclass(frozen=True)
 class LoadCheck:
-    """Check before block 0 if other processes load this machine.
-
-    ``wait_minutes``: how long to wait for a quiet machine; None: only warn.
-    """
+    """Check of other processes' load before block 0. ``wait_minutes``: for a quiet machine; None: only warn."""
 
     wait_minutes: float | None = None
     measure: Callable[[float], Load | None] | None = None
     """Returns the load over the given seconds; None: measure this machine."""
 
     def notes(self) -> list[str]:
-        """Measure the load. On a busy machine, print a warning, or wait until it is quiet. Return notes for the study.
-
-        The list is empty on a quiet machine, and if the load is unknown.
-        """
+        """Measure; on a busy machine warn, or wait. Return notes for the study, empty if quiet or unknown."""
         allowed = allowed_cpus()
         measure = self.measure or partial(_load_for, allowed)
         limit = max(QUIET_CORES, OTHER_SHARE * len(allowed))
@@ -58,10 +51,7 @@ class LoadCheck:
 
 
 def load_check(wait_minutes: float | None, command: str) -> LoadCheck:
-    """Return the check that the option ``--wait-until-quiet`` asks for. Raises InputError if its value is out of range.
-
-    ``command``: name of the command in the message.
-    """
+    """Return the check of ``--wait-until-quiet``. Raises InputError (for ``command``) if out of range."""
     if wait_minutes is not None and not 0 < wait_minutes <= MOST_MINUTES:
         raise InputError(f"{command}: {OPTION} {wait_minutes:g}: allowed: more than 0, at most {MOST_MINUTES:,.0f}")
     return LoadCheck(wait_minutes)
@@ -75,10 +65,7 @@ def _load_for(allowed: tuple[int, ...], seconds: float) -> Load | None:
 
 
 def _text(load: Load, cores: int) -> str:
-    """Return a warning: the load of other processes, its consequence and the remedy.
-
-    ``cores``: cores that runs may use.
-    """
+    """Return a warning: load of other processes, consequence, remedy. ``cores``: those that runs may use."""
     return (
         f"this machine is busy: {_users(load, cores)}. Intervals get wider, and small changes stay undecided. End "
         "these processes"

@@ -24,10 +24,10 @@ import socket
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from harness.launch.channel import LOOK_S, Channel, looks, readable
 from harness.launch.diagnosis import describe_process, explain_end
+from harness.launch.ending import exit_with
 from harness.launch.nodes import HELLO_S, interface_of, keep_alive
 from harness.launch.protocol import MeetingPlace, NodesMessage, RunEvent, RunOrder, StartMessage
 from harness.machine.processes import RANK_NAME
@@ -78,12 +79,10 @@ class OtherRanks:
         own: int,
         meet: Callable[[MeetingPlace], None] | None = None,
     ) -> None:
-        """Fork the ranks of this machine, and wait for those of other machines if the message ``start`` names any.
+        """Fork the ranks of this machine (each calls ``serve``), and wait for those of others (in ``start``).
 
-        ``ranks``: number of all ranks. ``timeout_s``: limit for their answers.
-        ``serve``: function that each forked rank calls with its end of the channel. ``own``: descriptor that they
-        close.
-        ``meet``: sends the launcher the request for the ranks of other machines.
+        ``ranks``: number of all. ``timeout_s``: for their answers. ``own``: descriptor that they close. ``meet``: sends
+        the launcher the request for ranks of other machines.
         """
         parent = os.getpid()
         nodes = start.get("nodes")
@@ -100,23 +99,8 @@ class OtherRanks:
             sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
-                code = 1
-                try:
-                    die_with_parent(parent)
-                    _call_process(f"{RANK_NAME}{number}")
-                    assert self.rank.listening is not None
-                    for descriptor in (own, self.rank.listening, own_end.fileno()):
-                        os.close(descriptor)
-                    for sibling in self._others:
-                        sibling.connection.close()
-                    rank = replace(self.rank, number=number, local=number, listening=None)
-                    code = serve(start, Channel(rank_end), rank)
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
+                become = partial(self._become, number, parent, (own, own_end.fileno()))
+                exit_with(lambda: serve(start, Channel(rank_end), become()))  # noqa: B023 - called at once
             rank_end.close()
             self._others.append(_Other(number, pid, Channel(own_end), own_end))
         self.clock_error_ns: int | None = None  # maximum over ranks of other machines
@@ -128,11 +112,20 @@ class OtherRanks:
         self._ending = threading.Event()
         self._lost: Callable[[str], None] | None = None
 
-    def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
-        """Request the ranks ``numbers`` of the other machines with ``meet``, and wait until they have connected.
+    def _become(self, number: int, parent: int, not_own: Sequence[int]) -> Rank:
+        """Make this forked process the rank ``number``, without the descriptors of rank 0. Return its place."""
+        die_with_parent(parent)
+        with suppress(OSError):  # The kernel may forbid another name (proc_pid_comm(5)).
+            Path("/proc/self/comm").write_text(f"{RANK_NAME}{number}")
+        assert self.rank.listening is not None
+        for descriptor in (*not_own, self.rank.listening):
+            os.close(descriptor)
+        for sibling in self._others:
+            sibling.connection.close()
+        return replace(self.rank, number=number, local=number, listening=None)
 
-        ``port``: of torch's store. Raises RankFailedError if some do not connect in time.
-        """
+    def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
+        """Request other machines' ranks and wait for them. Raises RankFailedError if some do not connect."""
         missing = set(numbers)
         with socket.create_server((nodes["address"], 0), backlog=len(missing)) as listening:
             meet({"store": port, "control": listening.getsockname()[1]})
@@ -161,10 +154,7 @@ class OtherRanks:
                 missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Start one thread per rank that reads its reports.
-
-        ``lost`` is called if a rank failed and this process hangs in an exchange with it. It must end the process.
-        """
+        """Read each rank's reports in a thread. ``lost`` ends this process if it hangs with a failed rank."""
         self._lost = lost
         for rank in self._others:
             threading.Thread(target=self._read, args=(rank,), daemon=True).start()
@@ -176,10 +166,7 @@ class OtherRanks:
                 rank.channel.send(order)
 
     def wait(self, event: str) -> None:
-        """Wait until all other ranks have reported ``event``.
-
-        Raises RankFailedError if a rank fails, or does not report it within the timeout.
-        """
+        """Wait until all ranks reported ``event``. Raises RankFailedError for a failure or the timeout."""
         missing = {rank.number for rank in self._others}
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
@@ -202,10 +189,7 @@ class OtherRanks:
         )
 
     def explain(self, error: BaseException) -> str | None:
-        """Return a line on the rank that made rank 0's exchange fail with ``error``, and that rank's own error.
-
-        If no rank reports one, the line has the state of each rank. None if ``error`` is not from an exchange.
-        """
+        """Return a line on the rank that made an exchange fail with ``error``, or on all; None for others."""
         if not is_of_the_exchange(error):
             return None
         self._news.wait(CAUSE_S)
@@ -234,10 +218,9 @@ class OtherRanks:
         return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
-        """Queue the reports of ``other`` until it is done or fails; runs in its own thread.
+        """Queue the reports of ``other`` in a thread, answering clock requests, until it is done or fails.
 
-        Clock requests are answered here. A failure is recorded and queued as "failed".
-        ``_lost`` is called if rank 0 does not end within STUCK_S after it.
+        ``_lost`` is called if rank 0 does not end within STUCK_S after a failure.
         """
         while True:
             try:
@@ -262,17 +245,8 @@ class OtherRanks:
                 self._lost(self.cause() or self._worst())
 
 
-def _call_process(name: str) -> None:
-    """Set the process name that others see (proc_pid_comm(5)), if the kernel allows it."""
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(name)
-
-
 def _end_of(other: _Other) -> str:
-    """Return how a rank ended that sent no last message, as a text.
-
-    It waits for the end of a process of this machine.
-    """
+    """Return how a rank ended that sent no last message. It waits for a process of this machine."""
     if other.node:
         return f"its process on {other.node} or that machine is gone; see the job's log"
     pid = other.pid
@@ -291,10 +265,7 @@ MOMENTS = ("start_ns", "end_ns")  # columns with moments; other columns are dura
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """Difference between rank 0's clock and this machine's, measured at ``own_ns`` (CLOCK_MONOTONIC here).
-
-    ``offset_ns``: add it to a time here to get rank 0's time. ``error_ns``: its largest error.
-    """
+    """Offset to rank 0's clock at ``own_ns``: add ``offset_ns`` to a time here. ``error_ns``: largest error."""
 
     own_ns: int
     offset_ns: int
@@ -302,10 +273,7 @@ class ClockOffset:
 
 
 def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monotonic_ns) -> ClockOffset:
-    """Measure the offset of this machine's clock to rank 0's in EXCHANGES exchanges, and return the most exact one.
-
-    ``ask`` returns rank 0's time in ns.
-    """
+    """Return the most exact of EXCHANGES offsets to rank 0's clock. ``ask`` returns its time in ns."""
     best: ClockOffset | None = None
     for _ in range(EXCHANGES):
         asked_ns = clock()
@@ -320,10 +288,7 @@ def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monot
 
 
 def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset) -> NDArray[np.int64]:
-    """Return the times ``moments_ns`` of this machine converted to rank 0's clock.
-
-    ``first`` and ``last``: offsets measured at the run's start and end. The offset drifts evenly between them.
-    """
+    """Return times of this machine on rank 0's clock. The offset drifts evenly from ``first`` to ``last``."""
     between_ns = last.own_ns - first.own_ns
     drift = (last.offset_ns - first.offset_ns) / between_ns if between_ns > 0 else 0.0
     since_ns = (moments_ns - first.own_ns).astype(np.float64)

@@ -31,7 +31,7 @@ from harness.launch.quiet import LoadCheck
 from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED
-from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, now, session_of
 from harness.study.store import StudyFolder
 from trainer.config import SlurmConfig, TrainerConfig, recorded_config
 from trainer.errors import InputError, cannot_write
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Folder of a study that was run, and its status: done, failed (at least one run), interrupted, or only submitted.
+    """Folder of a study that was run, and its status: done, failed (at least one run), interrupted, or submitted.
 
-    ``cut``: what ran when the time limit ended the study; None otherwise. ``in_queue``: True if its jobs continue.
+    ``cut``: what ran when the time limit ended the study. ``in_queue``: True if its jobs continue.
     """
 
     folder: Path
@@ -58,11 +58,10 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """Options of a study that runs block by block until there is enough data (a regression check).
+    """Options of a study that runs block by block until ``enough``, called with the finished blocks, is True.
 
-    ``enough``: called after each block with the number of finished blocks; returns True to end the study.
-    ``arms``: records by name that replace the records from the plan. ``end_ns``: time limit (CLOCK_MONOTONIC). It may
-    end a block early; finished blocks are kept.
+    ``arms``: records by name that replace the plan's. ``end_ns``: time limit (CLOCK_MONOTONIC), which may end a block
+    early; finished blocks are kept.
     """
 
     enough: Enough
@@ -77,10 +76,7 @@ def arm_record(arm: Arm) -> ArmRecord:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Machines on which a study's runs will be, if not this one.
-
-    ``free_bytes``: free memory of one; None if unknown.
-    """
+    """Machines on which a study's runs will be. ``free_bytes``: free memory of one; None if unknown."""
 
     place: str  # "of Slurm's nodes"
     free_bytes: int | None
@@ -90,14 +86,11 @@ class Elsewhere:
 class StudyOptions:
     """Options of a study's runs that are not in the scenario: memory check, time limit, warm-up and load check."""
 
-    force: bool = False
-    """Also start runs that cannot fit into memory."""
-    until: Deadline | None = None
-    """Time limit of the study. Finished runs are kept."""
+    force: bool = False  # Also start runs that cannot fit into memory
+    until: Deadline | None = None  # Time limit of the study. Finished runs are kept.
     extra_warmup: bool = True
     """True: repetitions warm up until they no longer consume prefetched batches. False: a fixed number of steps."""
-    load_check: LoadCheck | None = None
-    """Check that runs before block 0."""
+    load_check: LoadCheck | None = None  # Check that runs before block 0
 
 
 DEFAULTS = StudyOptions()
@@ -111,11 +104,7 @@ def run_study(
     sequential: Sequential | None = None,
     options: StudyOptions = DEFAULTS,
 ) -> Outcome:
-    """Run ``plan`` as a new study under ``out``, and return its folder and status.
-
-    ``command``: command line for the record. ``source``: file of the scenario.
-    Raises InputError before any run if it cannot work.
-    """
+    """Run ``plan`` as a new study under ``out``: its folder and status. Raises InputError before any run."""
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, options.force)
@@ -133,9 +122,7 @@ def begin_study(
     force: bool = False,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
-    """Prepare the runs of ``plan``. Return the study's empty folder, its record and the data; raise InputError if it
-    cannot run. ``elsewhere``: machines of the runs; None: this one.
-    """
+    """Prepare the runs: (empty folder, record, data). Raises InputError. ``elsewhere``: machines; None: this one."""
     if sequential is not None or elsewhere is not None:
         cause = "both sides of a comparison need the same number" if sequential else "its runs are on other machines"
         refuse_auto([arm.config for arm in plan.arms], cause)
@@ -175,7 +162,7 @@ def begin_study(
         order=[list(block) for block in plan.blocks],
         arms=[arms[arm.name] for arm in plan.arms],
         comparisons=list(plan.comparisons),
-        environment=_environment(configs.values()),
+        environment=environment_of(configs.values()),
         fingerprints=data.fingerprints,
         id=new_study_id(),
         notes=[*choices, *data.notes],
@@ -202,11 +189,7 @@ def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
 
 
 def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEFAULTS) -> Outcome:
-    """Run the missing runs of the study ``path``: interrupted, failed or never started ones.
-
-    Return its folder and status.
-    Raises InputError if it cannot be resumed.
-    """
+    """Run the missing runs of ``path``. Return folder and status. Raises InputError if it cannot be resumed."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     data = _prepare_again(folder, record, options.force)
@@ -217,10 +200,7 @@ def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEF
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
-    """Run, within a Slurm job, the missing runs of ``block`` (None: of all blocks). study.json stays unchanged.
-
-    Other jobs may run other blocks at the same time. Return True if all these runs are done now.
-    """
+    """Run, within a Slurm job, the missing runs of ``block`` (None: of all). Return True if all are done now."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     if block is not None and not 0 <= block < len(record.order):
@@ -230,29 +210,12 @@ def run_part(path: Path, block: int | None, force: bool = False) -> bool:
         for locked_block in chosen:
             held.enter_context(only_one(folder, f"slurm/block-{locked_block}.lock"))
         data = _prepare_again(folder, record, force)
-        _run_missing(folder, record, chosen, data)
+        _run_blocks(folder, record, data, StudyOptions(), None, chosen)
     return all(folder.is_done(name, number) for number in chosen for name in record.order[number])
 
 
-def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int], data: StudyData) -> None:
-    repetitions = _repetitions(record)
-    missing = {number: [name for name in record.order[number] if not folder.is_done(name, number)] for number in blocks}
-    todo = [name for names in missing.values() for name in names]
-    print(f"{len(todo)} runs of {', '.join(f'block {number}' for number in blocks)}", file=sys.stderr)
-    progress = Progress(len(todo), sum(repetitions[name].total_steps for name in todo))
-    limits = _limits(record, None)
-    with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
-        runner = _BlockRunner(folder, record, data, repetitions, limits, progress, nodes)
-        for block, names in missing.items():
-            if names:
-                runner.run(block, names)
-
-
 def read_resumable(folder: StudyFolder) -> StudyRecord:
-    """Return the study's record.
-
-    Raises InputError for a training, a study of commands or one of two states of the code.
-    """
+    """Return the study's record. Raises InputError for a training, commands or two states of the code."""
     record, path = folder.read_study(), folder.path
     if record.is_training:
         raise InputError(f"{path}: a training; continue it with harness train SCENARIO --out {path} --resume")
@@ -264,10 +227,7 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """Prepare the data of a resumed study and return them.
-
-    Raises InputError if the data have changed since its start, or if this machine cannot run it.
-    """
+    """Return a resumed study's data. Raises InputError if they have changed, or this machine cannot run it."""
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -298,10 +258,7 @@ def _execute(
     options: StudyOptions,
     sequential: Sequential | None = None,
 ) -> Outcome:
-    """Run the missing runs of the study, and write its record with the final status. Return its folder and status.
-
-    Ctrl-C and a spent budget keep the finished runs.
-    """
+    """Run the missing runs and write the final status; Ctrl-C and a spent budget keep finished runs."""
     until = options.until
     if until is not None:
         until.begin(folder.path, anew=True)
@@ -349,18 +306,25 @@ def _run_blocks(
     data: StudyData,
     options: StudyOptions,
     sequential: Sequential | None,
+    blocks: Sequence[int] | None = None,
 ) -> StudyRecord:
-    """Run all missing runs; with ``sequential``, run block by block until there are enough.
+    """Run the missing runs of ``blocks`` (None: all), with ``sequential`` until there are enough.
 
-    Return the record, shortened to the blocks that ran.
+    Return the record of the blocks that ran.
     """
     until, ending = options.until, sequential or options.until
     limits = _limits(record, None if ending is None else ending.end_ns)
     repetitions = _repetitions(record, extra_warmup=options.extra_warmup)
-    missing = [[name for name in order if not folder.is_done(name, block)] for block, order in enumerate(record.order)]
-    todo = [name for names in missing for name in names]
-    if sequential is None:
-        planned = f"{len(todo)} runs in {sum(map(bool, missing))} blocks"
+    missing = {
+        block: [name for name in order if not folder.is_done(name, block)]
+        for block, order in enumerate(record.order)
+        if blocks is None or block in blocks
+    }
+    todo = [name for names in missing.values() for name in names]
+    if blocks is not None:
+        print(f"{len(todo)} runs of {', '.join(f'block {block}' for block in blocks)}", file=sys.stderr)
+    elif sequential is None:
+        planned = f"{len(todo)} runs in {sum(map(bool, missing.values()))} blocks"
         print(planned if todo else "every run of this study is done", file=sys.stderr)
     else:
         print(f"blocks of {len(record.order[0])} runs, until the result is clear", file=sys.stderr)
@@ -369,7 +333,7 @@ def _run_blocks(
     progress = Progress(total, sum(repetitions[name].total_steps for name in todo), note)
     with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
         runner = _BlockRunner(folder, record, data, repetitions, limits, progress, nodes)
-        for block, names in enumerate(missing):
+        for block, names in missing.items():
             if names:
                 runner.run(block, names)
             note()
@@ -379,10 +343,7 @@ def _run_blocks(
 
 
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """Return the repetitions of each arm, by arm. If arms run two states of the code, both warm up like the older one.
-
-    ``extra_warmup``: False for a fixed number of warm-up steps.
-    """
+    """Return repetitions by arm. Two states of the code warm up like the older. ``extra_warmup``: if needed."""
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
     by_arm = {}
@@ -409,19 +370,13 @@ def _code(arm: ArmRecord) -> Code | None:
     return None if arm.code is None else Code(**asdict(arm.code))
 
 
-def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
-    """Return the facts of this environment for the records.
-
-    The commit is that of the user's code if any run uses it, else that of this code.
-    """
+def environment_of(configs: Iterable[TrainerConfig]) -> JsonObject:
+    """Return the facts of this environment; the commit is the user's if any run uses the user's code."""
     return record_user_environment() if any(config.user_functions for config in configs) else record_environment()
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
-    """Return the limits of the launcher's waits from the study's scenario; an older study has the defaults.
-
-    ``end_ns``: end of the study's time (CLOCK_MONOTONIC); None: no limit.
-    """
+    """Return the launcher's limits from the scenario. ``end_ns``: end of the study (CLOCK_MONOTONIC) or None."""
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
     return WaitLimits(limits.start_s, limits.silence_s, end_ns)
 
@@ -447,7 +402,7 @@ class _BlockRunner:
         self._repetitions, self._limits, self._progress, self._nodes = repetitions, limits, progress, nodes
         self._arms = {arm.name: arm for arm in record.arms}
         # Checked now, because a resumed study may differ from its start.
-        self._environment = _environment(recorded_config(arm.config) for arm in record.arms)
+        self._environment = environment_of(recorded_config(arm.config) for arm in record.arms)
 
     def run(self, block: int, names: list[str]) -> None:
         """Run the arms ``names`` of ``block`` once each. The study's record says if their repetitions alternate."""
@@ -483,10 +438,9 @@ class _BlockRunner:
 
 @contextmanager
 def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
-    """Hold a lock of the study within the context. Raises InputError if another process holds it.
+    """Lock the study by the file ``name`` within the context. Raises InputError if another process holds it.
 
-    ``name``: file of the lock in the study's folder. The kernel releases the lock when this process ends.
-    On a file system without locks, print a warning and continue.
+    The kernel releases it when this process ends. On a file system without locks, print a warning.
     """
     with open(folder.path / name, "w") as lock:
         try:
@@ -510,8 +464,3 @@ def create_folder(out: Path, scenario: str) -> StudyFolder:
     except OSError as error:
         raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
     return StudyFolder(path)
-
-
-def now() -> str:
-    """Return the UTC time to the second, in ISO format."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,8 +1,7 @@
-"""Writes the raw records of a run's ledger into the contract's tables. Nothing is computed from them here.
+"""Write the raw records of a run's ledger into the contract's tables.
 
-Spans go to disk in portions, between repetitions. So a long run needs little more memory than a short one: the recorder
-keeps a repetition or up to :data:`PENDING_EVENTS` events, and the rows of the steps wait for the last losses. For
-measured sizes see results/reference/long-runs/README.md.
+Spans go to disk in portions, between repetitions, so a long run needs little more memory than a short one: up to
+:data:`PENDING_EVENTS` events, and steps that wait for the last losses (results/reference/long-runs/README.md).
 """
 
 from __future__ import annotations
@@ -16,20 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.probes.ledger.recorders import BareRecorder, StepRecorder
-from harness.probes.ledger.rows import PhaseSpan, Rows
-from harness.study.contract import (
-    AWAITED,
-    EVALUATION_COLUMNS,
-    EXCHANGE,
-    PHASES,
-    READY,
-    RECEIVE,
-    SAMPLER,
-    SPAN_COLUMNS,
-    STEP_COLUMNS,
-    Columns,
-    rank_file,
-)
+from harness.probes.ledger.rows import PhaseSpan, Rows, StepRow
+from harness.study import contract
 from harness.study.tables import TableFile, write_table
 from trainer.telemetry import StageSpan, Validation
 
@@ -45,11 +32,9 @@ SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns
 
 
 class RunTables:
-    """Writer of the steps and spans tables of one rank of a run. ``folder``: of the run.
+    """Writer of one rank's steps and spans tables. ``pid``, ``tid``: of its main thread.
 
-    ``pid``, ``tid``: of its main thread.
-    Rank 0's tables are the tables of the run: times of rank 0, and counts of all ``ranks`` in the steps. A rank of an
-    attached program is an arm and a run by itself, with ``ranks`` 1.
+    Rank 0's tables have the counts of all ``ranks``. A rank of an attached program is a run by itself, ``ranks`` 1.
     """
 
     def __init__(
@@ -58,17 +43,14 @@ class RunTables:
         self._recorder = recorder
         self._pid, self._tid, self._rank, self._ranks = pid, tid, rank, ranks
         self._folder = folder
-        self._steps: list[Columns] = []  # small; the losses of their last steps are read later
+        self._steps: list[contract.Columns] = []  # small; the losses of their last steps are read later
         self._losses: list[tuple[Int, Float]] = []  # step numbers and losses
         self._rates: list[tuple[Int, Float]] = []  # learning rates by step
         self._place = rank if ranks > 1 else 0  # rank in the file names
-        self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
+        self._spans = TableFile(folder / contract.rank_file("spans", self._place), contract.SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
-        """Write the spans recorded so far and drop them from the recorder, if it has at least ``least_events`` events.
-
-        Call this only between repetitions, because it takes time.
-        """
+        """Write recorded spans and drop them, from ``least_events`` on. Call only between repetitions."""
         recorder = self._recorder
         if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
             rows = recorder.take_rows()
@@ -80,11 +62,7 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables, and the evaluations if there are any. Call this once.
-
-        An unfinished step has spans but no row.
-        If the spans cannot be written (a full disk), the steps are written before the error is raised.
-        """
+        """Write both tables (an unfinished step has no row), and evaluations. Steps come even if spans fail."""
         try:
             try:
                 if isinstance(self._recorder, BareRecorder):
@@ -96,7 +74,7 @@ class RunTables:
             if self._recorder.validations and not self._rank:  # All ranks evaluate the same data.
                 rows = zip(*self._recorder.validations, strict=True)
                 columns = dict(zip(Validation._fields, map(list, rows), strict=True))
-                write_table(self._folder / "evaluations.parquet", EVALUATION_COLUMNS, columns)
+                write_table(self._folder / "evaluations.parquet", contract.EVALUATION_COLUMNS, columns)
             self._spans.close()
         finally:
             self._spans.discard()
@@ -106,7 +84,7 @@ class RunTables:
         self._spans.discard()
 
     def _write_steps(self) -> None:
-        steps = TableFile(self._folder / rank_file("steps", self._place), STEP_COLUMNS)
+        steps = TableFile(self._folder / contract.rank_file("steps", self._place), contract.STEP_COLUMNS)
         try:
             losses = _by_step([*self._losses, _arrays(self._recorder.losses)])
             rates = _by_step([*self._rates, _arrays(self._recorder.learning_rates)])
@@ -119,25 +97,22 @@ class RunTables:
         finally:
             steps.discard()
 
-    def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
-        """Return the columns of the spans table for ``rows``: phases, batch stages, device work and blocking calls.
-
-        The device's records are taken from ``recorder`` and dropped there.
-        """
+    def _span_columns(self, rows: Rows, recorder: StepRecorder) -> contract.Columns:
+        """Return the columns of the spans table; the device's records are dropped in ``recorder``."""
         pid, tid, rank = self._pid, self._tid, self._rank
         table: list[tuple[Any, ...]] = [
             (pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in rows.phases
         ]
         for received in rows.received:
             if (unpacked := received.unpacked) is not None:
-                name = AWAITED if unpacked.waited else READY
+                name = contract.AWAITED if unpacked.waited else contract.READY
                 times = (unpacked.arrived_ns, unpacked.unpacked_ns)
-                table.append((pid, tid, RECEIVE, rank, name, received.batch, *times, None))
+                table.append((pid, tid, contract.RECEIVE, rank, name, received.batch, *times, None))
             if (trace := received.trace) is None:
                 continue
             origin = (trace.pid, trace.tid, trace.role, rank)
             table += [(*origin, s.name, received.batch, s.start_ns, s.end_ns, _cpu_ns(s)) for s in trace.stages()]
-            table += [(pid, tid, SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
+            table += [(pid, tid, contract.SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
             if not trace.spans:  # A replayed batch has no stages. This differs from unknown stages.
                 table.append((*origin, "transfer", received.batch, received.wait_end_ns, received.wait_end_ns, None))
         received_ns = [batch.wait_end_ns for batch in rows.received]
@@ -155,7 +130,7 @@ class RunTables:
             ):
                 table.append((pid, tid, role, rank, kernel.name, batch, start, end, None))
         for name, start, end in recorder.take_exchanges():
-            table.append((pid, tid, EXCHANGE, rank, name, batch_at(start), start, end, None))
+            table.append((pid, tid, contract.EXCHANGE, rank, name, batch_at(start), start, end, None))
         for call in blocking:
             table.append((pid, tid, "sync", rank, call.site, batch_at(call.start_ns), call.start_ns, call.end_ns, None))
         columns = zip(*table, strict=True) if table else ((),) * len(SPAN_NAMES)
@@ -163,15 +138,12 @@ class RunTables:
 
 
 def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
-    """Return the counts by step (tokens, trained tokens, samples) of each other rank, from its steps table.
-
-    Unknown counts are -1. Their tables are written before that of rank 0. A missing table is left out.
-    """
+    """Return each other rank's counts by step (tokens, trained tokens, samples; -1: unknown)."""
     import pyarrow.parquet as pq
 
     parts = []
     for rank in range(1, ranks):
-        path = folder / rank_file("steps", rank)
+        path = folder / contract.rank_file("steps", rank)
         if path.exists():
             table = pq.read_table(path, columns=["step", *COUNTS])
             parts.append(
@@ -180,14 +152,11 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
     return parts
 
 
-def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> Columns:
-    """Return the count columns of ``part`` plus the counts of the same steps in other ranks; null if one is unknown.
-
-    ``numbers``: step of each row. Empty if there are no other ranks.
-    """
+def with_others(part: contract.Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> contract.Columns:
+    """Return the counts of ``part`` plus those of other ranks for ``numbers``; null if one is unknown."""
     import pyarrow as pa
 
-    summed: Columns = {}
+    summed: contract.Columns = {}
     for name in COUNTS if others else ():
         total = (
             pa.array(part[name]).fill_null(-1).to_numpy().astype(np.int64) if name in part else -np.ones_like(numbers)
@@ -211,10 +180,7 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """Return a function from step numbers to values, such as losses. ``parts``: pairs (step numbers, values).
-
-    The last value of a step counts; a step without a value is null.
-    """
+    """Return a function from step numbers to values: the last value of a step counts, null without one."""
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]
@@ -229,21 +195,11 @@ def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
     return found
 
 
-def step_columns(rows: Rows) -> Columns:
-    """Return the columns of the steps table, one row per finished step.
-
-    Batches received in an unfinished step are left out. A count is None if one of the step's batches has none.
-    """
+def step_columns(rows: Rows) -> contract.Columns:
+    """Return a row per finished step. A count is None if a batch has none; unfinished steps' batches are left out."""
     steps = rows.steps
-    columns: Columns = {
-        "step": [row.step for row in steps],
-        "turn": [row.repetition for row in steps],
-        "warmup": [row.warmup for row in steps],
-        "start_ns": [row.start_ns for row in steps],
-        "wall_ns": [row.wall_ns for row in steps],
-        "contended_ns": [row.contended_ns for row in steps],
-    }
-    for index, phase in enumerate(PHASES):
+    columns = _times_of(steps)
+    for index, phase in enumerate(contract.PHASES):
         columns[f"{phase}_ns"] = [row.phases_ns[index] for row in steps]
     for name in COUNTS:
         counts: list[int | None] = [0] * len(steps)
@@ -255,32 +211,35 @@ def step_columns(rows: Rows) -> Columns:
     return columns
 
 
-def bare_columns(recorder: BareRecorder) -> Columns:
+def _times_of(steps: Sequence[StepRow]) -> contract.Columns:
+    return {
+        "step": [row.step for row in steps],
+        "turn": [row.repetition for row in steps],
+        "warmup": [row.warmup for row in steps],
+        "start_ns": [row.start_ns for row in steps],
+        "wall_ns": [row.wall_ns for row in steps],
+        "contended_ns": [row.contended_ns for row in steps],
+    }
+
+
+def bare_columns(recorder: BareRecorder) -> contract.Columns:
     """Return the columns of the steps table for a bare run, which records no phases."""
     rows = recorder.rows().steps
     return {
-        "step": [row.step for row in rows],
-        "turn": [row.repetition for row in rows],
-        "warmup": [row.warmup for row in rows],
-        "start_ns": [row.start_ns for row in rows],
-        "wall_ns": [row.wall_ns for row in rows],
-        "contended_ns": [row.contended_ns for row in rows],
+        **_times_of(rows),
         **{name: [counts[place] for counts in recorder.counts] for place, name in enumerate(COUNTS)},
     }
 
 
-def _compact(columns: Columns) -> Columns:
+def _compact(columns: contract.Columns) -> contract.Columns:
     """Return the columns as Arrow arrays, without those that are all null. Each value takes 8 bytes at most."""
     import pyarrow as pa
 
-    kinds = dict(STEP_COLUMNS)
+    kinds = dict(contract.STEP_COLUMNS)
     arrays = {name: pa.array(values, pa.type_for_alias(kinds[name])) for name, values in columns.items()}
     return {name: values for name, values in arrays.items() if name == "step" or values.null_count < len(values)}
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
-    """Return the CPU time of the span in ns, limited to the span's length; None if unknown.
-
-    A reading slightly before the span (NEAR_NS) may be off.
-    """
+    """Return the CPU time in ns, limited to the span's length; None if unknown (readings are off by NEAR_NS)."""
     return None if span.cpu_ns is None else max(0, min(span.cpu_ns, span.end_ns - span.start_ns))

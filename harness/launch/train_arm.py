@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from harness.launch.choose_workers import refuse_auto
 from harness.launch.preparation import check_devices, check_writable
+from harness.launch.progress import Goal
 from harness.launch.study import only_one
 from harness.launch.training import Trained, Training, TrainingOptions
 from harness.launch.training_files import CHECKPOINTS
-from harness.launch.training_progress import Goal
 from harness.launch.training_records import TrainingRecords
 from harness.study.store import StudyFolder
 from trainer.config import CheckpointConfig, TrainerConfig
@@ -23,18 +23,9 @@ if TYPE_CHECKING:
 
 
 def train_arm(
-    plan: Plan,
-    goal: Goal | None,
-    out: Path,
-    command: Sequence[str],
-    source: str,
-    options: TrainingOptions,
+    plan: Plan, goal: Goal | None, out: Path, command: Sequence[str], source: str, options: TrainingOptions
 ) -> Trained:
-    """Train the single arm of ``plan`` in the folder ``out``, and return how it ended.
-
-    ``goal``: end of the training; None for the steps of the scenario. ``source``: file of the scenario.
-    Raises InputError before any step if it cannot work.
-    """
+    """Train the single arm of ``plan`` in ``out``. ``goal``: None: the scenario's steps. Raises InputError before."""
     resume = options.resume
     arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
@@ -95,17 +86,11 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario sets its length.
-
-    Raises InputError for a goal in epochs, whose length is not known, and for a warm-up as long as the training.
-    """
+    """Return ``config`` with a schedule as long as the training, unless set. Raises InputError for epochs."""
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config
-    steps = goal.steps
-    if goal.tokens is not None:
-        batch = config.data.batch_size * config.data.sequence_length * optimizer.accumulation * config.ranks
-        steps = -(-goal.tokens // batch)
+    steps = goal.steps_of(config)
     if steps is not None and optimizer.lr_warmup_steps >= steps:
         raise InputError(
             f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {steps} "

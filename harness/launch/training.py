@@ -30,27 +30,16 @@ from harness.launch.diagnosis import with_fix
 from harness.launch.ending import TERMINATING, Stopping
 from harness.launch.facts import model_fingerprint
 from harness.launch.needs import check_memory, need_of
-from harness.launch.opener import (
-    OpenTraining,
-    close_batches,
-    prepare_training,
-)
+from harness.launch.opener import OpenTraining, close_batches, prepare_training
 from harness.launch.out_of_memory import advice_for_this_run, is_out_of_memory
-from harness.launch.progress import announced
+from harness.launch.progress import Goal, TrainingProgress, announced
 from harness.launch.protocol import BareOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, RankFailedError
-from harness.launch.study import now
 from harness.launch.tables import PENDING_EVENTS
-from harness.launch.training_files import (
-    CHECKPOINTS,
-    LOG,
-    TrainingRecorder,
-)
-from harness.launch.training_progress import Goal, TrainingProgress
-from harness.launch.training_ranks import TrainingRanks
+from harness.launch.training_files import CHECKPOINTS, LOG, TrainingRecorder
 from harness.launch.training_records import TrainingRecords, begun_elsewhere
-from harness.launch.training_state import TrainingState, Watch
-from harness.study.records import RunRecord, StudyRecord
+from harness.launch.training_state import TrainingRanks, TrainingState, Watch
+from harness.study.records import RunRecord, StudyRecord, now
 from trainer import telemetry
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig
@@ -71,10 +60,7 @@ Status = Literal["done", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of one part of a training: how it ended, with steps, tokens and losses so far.
-
-    ``Training.run`` makes it.
-    """
+    """Result of one part of a training: how it ended, with steps, tokens and losses so far."""
 
     folder: Path
     status: Status
@@ -94,21 +80,16 @@ class TrainingOptions:
     """Options of a training that are not in the scenario: resume, memory check, budget, upload and observer."""
 
     resume: bool = False
-    force: bool = False
-    """Also begin a training that cannot fit into memory."""
+    force: bool = False  # Also begin a training that cannot fit into memory
     allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None
     """Returns the budget, which ends the training when it is spent. Called before the training begins."""
-    uploader: Uploader | None = None
-    """Uploader of each checkpoint."""
+    uploader: Uploader | None = None  # Uploader of each checkpoint
     watch: Watch | None = None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a training before its first step: its data, its records, and the checkpoint that it resumes from.
-
-    ``checkpoint``: None if it starts at the beginning.
-    """
+    """One part of a training before its first step. ``checkpoint``: where it resumes; None: at the beginning."""
 
     prepared: Prepared
     model: str | None
@@ -116,27 +97,20 @@ class _Part:
     folder: Path
     study: StudyRecord
     record: RunRecord
-    first: int
-    """First step of this part."""
-    lost: str
-    """Steps of a killed part that are not in a ledger; empty without any."""
-    begins: bool
-    """True if the folder has no study yet."""
+    first: int  # First step of this part
+    lost: str  # Steps of a killed part that are not in a ledger; empty without any.
+    begins: bool  # True if the folder has no study yet
 
 
 @dataclass(frozen=True)
 class _PartEnding:
-    """Ending of one part of a training: status of the training, and ending of its run.
-
-    The default is an interruption.
-    """
+    """Status of the training and ending of its run. The default is an interruption."""
 
     status: Status = "failed"
     run: RunEnding = field(default_factory=lambda: RunEnding("failed", "it was interrupted"))
     error: str | None = None
     diverged: bool = False
-    written: bool = False
-    """True if its ledger was written."""
+    written: bool = False  # True if its ledger was written
 
 
 class Training:
@@ -164,10 +138,7 @@ class Training:
         return TrainingState(self.config, self.goal, self.folder.path, self._ranks, self._stopping, self._options.watch)
 
     def run(self, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
-        """Train to the goal or until a signal, a spent budget or an error ends it. Return how it ended.
-
-        The measurements are written in any case. ``scenario``: its name. ``price_usd_per_hour``: for the record.
-        """
+        """Train to the goal, a signal, a spent budget or an error. Measurements are written in any case."""
         self._ranks.fork(self._serve_rank)  # must come before this process tokenizes anything
         part = self._begin(scenario, price_usd_per_hour)
         ending = _PartEnding()
@@ -195,10 +166,7 @@ class Training:
         )
 
     def _begin(self, scenario: str, price_usd_per_hour: float | None) -> _Part:
-        """Prepare the data, find the checkpoint to resume from, and create the records of this part.
-
-        Raises InputError if the memory cannot suffice, or if all checkpoints are damaged.
-        """
+        """Prepare data, checkpoint and records. Raises InputError without memory or an intact checkpoint."""
         from trainer import checkpoint_folder
         from trainer.data.prepare import warnings_of
 
@@ -272,8 +240,8 @@ class Training:
     def _failed(self, error: Exception, vocab_size: int) -> _PartEnding:
         """Return the ending of a part that failed by ``error``; raise any other error again, as it is a bug.
 
-        Expected are a lost rank or worker, a non-finite value, an I/O error and out of memory.
-        ``vocab_size``: for the advice on memory.
+        Expected are a lost rank or worker, a non-finite value, an I/O error and out of memory (``vocab_size``: for the
+        advice).
         """
         if isinstance(error, RankFailedError | RanksDifferError):
             line = str(error)
@@ -286,10 +254,7 @@ class Training:
         return _PartEnding("failed", RunEnding("failed", line), line, isinstance(error, FloatingPointError))
 
     def _write(self, part: _Part, ending: _PartEnding) -> _PartEnding:
-        """Write the records of this part if it trained a step; otherwise change nothing but the study's status.
-
-        Return ``ending``, changed to failed if the records cannot be written.
-        """
+        """Write this part's records if it trained a step, else only the status. Return the final ``ending``."""
         telemetry.attach(None)
         study = replace(part.study, status=ending.status, ended_utc=now())
         if self._state.training is not None and self._state.steps > part.first:
@@ -308,10 +273,7 @@ class Training:
         return ending
 
     def _train(self, training: OpenTraining) -> Status:
-        """Train step by step until the goal, a signal or a spent budget, then save a last checkpoint.
-
-        Return "done" at the goal, else "interrupted".
-        """
+        """Train until the goal ("done"), or a signal or spent budget ("interrupted"); save a last checkpoint."""
         recorder, evaluator, saver = training.recorder, training.evaluator, training.saver
         assert isinstance(recorder, TrainingRecorder)
         assert saver is not None
@@ -370,10 +332,7 @@ class Training:
             saver.ends = lambda steps: self._ranks.share(steps, recorder.tokens, position) >= 1
 
     def _write_text(self, progress: TrainingProgress) -> None:
-        """Let the model write the sample text if it is due after this step, and show it.
-
-        Every rank takes part; rank 0 stores the text.
-        """
+        """Let the model write the sample text if due; every rank takes part, rank 0 stores it."""
         sampler, step = self._state.sampler, self._state.steps - 1
         if sampler is None or not sampler.is_due(step):
             return
@@ -392,10 +351,7 @@ class Training:
         return self._ranks.lacking(lambda: frozenset() if passes is None else passes.lacking(step))
 
     def _decide(self, share: float) -> BareOrder:
-        """Return the next order to all ranks: take a step, finish (goal reached), or stop. Only rank 0 calls this.
-
-        ``share``: finished share of the training, 0 to 1. The spent cost is noted.
-        """
+        """Return the next order of rank 0 (step, finish or stop), and note the spent cost of ``share``."""
         watch = self._options.watch
         if (allowance := self._allowance) is not None and share < 1:
             allowance.note()
@@ -407,10 +363,7 @@ class Training:
         return {"do": "step"}
 
     def _serve_rank(self, _start: StartMessage, channel: Channel, rank: Rank) -> int:
-        """Train as another rank than 0, as rank 0 orders, and write this rank's ledger.
-
-        Return the exit status: 0 if it is done. Signals are ignored here, because rank 0 answers them.
-        """
+        """Train as rank 0 orders, ignore signals, write this ledger. Return the exit status, 0: done."""
         from trainer import checkpoint_folder
 
         for number in (signal.SIGINT, *TERMINATING):  # Rank 0 answers a signal to the whole group.

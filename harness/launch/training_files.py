@@ -29,10 +29,7 @@ COLUMNS = ("step", "tokens", "loss")
 
 
 class LossRow(NamedTuple):
-    """Row of losses.csv: the loss of one step.
-
-    ``tokens``: positions computed since the start of the training, including this step.
-    """
+    """Row of losses.csv. ``tokens``: positions computed since the training's start, this step included."""
 
     step: int
     tokens: int
@@ -43,10 +40,7 @@ class LossTable:
     """Writer of losses.csv: one row per step, without gaps or repeats, even after resumes."""
 
     def __init__(self, path: Path, steps: int, first_step: int = 0) -> None:
-        """Open the table at ``path`` after ``steps`` steps. Remove later rows, because their steps are repeated.
-
-        ``first_step``: first step of the training. Print a warning if rows before ``steps`` are missing.
-        """
+        """Open the table after ``steps`` steps; later rows are removed. Warn if earlier ones are missing."""
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
         if [row.step for row in kept] != list(range(first_step, steps)):
@@ -72,17 +66,16 @@ class LossTable:
 
 
 class EvaluationRow(NamedTuple):
-    """Row of evaluations.csv: one pass after step ``step``. There are two kinds; fields of the other kind are None.
+    """Row of evaluations.csv: one pass after step ``step``. Fields of the other kind of pass are None.
 
-    Held-out documents: ``loss``, ``tokens`` and, for a masked-LM objective, ``accuracy``.
-    Multiple choice: ``questions`` and ``acc*``, as in :class:`trainer.telemetry.Validation`.
+    Held-out documents: ``loss``, ``tokens``, for masked LM ``accuracy``. Multiple choice: ``questions`` and ``acc*``
+    (:class:`trainer.telemetry.Validation`).
     """
 
     step: int
     loss: float | None
     accuracy: float | None
-    tokens: int | None
-    """Number of labels in the mean loss; None if another trainer's log does not contain it."""
+    tokens: int | None  # Number of labels in the mean loss; None if another trainer's log does not contain it.
     questions: int | None = None
     acc: float | None = None
     acc_norm: float | None = None
@@ -99,10 +92,7 @@ class SampleTable:
     """Writer of samples.jsonl: one line per text that the model wrote."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Open the file at ``path`` after ``steps`` steps.
-
-        Remove later lines, because their texts are written again.
-        """
+        """Open ``path`` after ``steps`` steps. Later lines are removed: they are written again."""
         self._path = path
         if path.exists():
             lines = path.read_text(encoding="utf-8").split("\n")  # str.splitlines would also split within texts.
@@ -137,10 +127,7 @@ class EvaluationTable:
         self._path = path
 
     def lacking(self, step: int) -> frozenset[Kind]:
-        """Return the kinds of passes after ``step`` that the table lacks. An earlier part may have ended before them.
-
-        Empty before the first step, and if older code began the training without this table.
-        """
+        """Return the kinds of passes after ``step`` that an earlier part did not finish."""
         return frozenset(kind for kind in KINDS if step >= 0 and self.is_whole and self.last.get(kind) != step)
 
     def add(self, row: EvaluationRow) -> None:
@@ -155,10 +142,7 @@ def _evaluation_line(row: EvaluationRow) -> str:
 
 
 def read_evaluations(path: Path) -> list[EvaluationRow]:
-    """Return the rows of evaluations.csv; tables from before multiple-choice questions have fewer columns.
-
-    An incomplete last row is left out. Raises InputError for a file with another content.
-    """
+    """Return the rows of evaluations.csv, also of older files; InputError for another content."""
 
     def made(step: str, loss: str, accuracy: str, tokens: str, questions: str = "", *shares: str) -> EvaluationRow:
         if shares and len(shares) != len(EvaluationRow._fields) - 5:
@@ -180,20 +164,14 @@ def has_rows(path: Path) -> bool:
 
 
 def read_losses(path: Path) -> list[LossRow]:
-    """Return the rows of losses.csv, without an incomplete last row of a killed process.
-
-    Raises InputError for a file with another content.
-    """
+    """Return the rows of losses.csv without an incomplete last one. Raises InputError for another content."""
     return _rows(path, COLUMNS, lambda step, tokens, loss: LossRow(int(step), int(tokens), float(loss)))
 
 
 def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return the parsed rows of a CSV table, without an incomplete last row. Raises InputError for another content.
-
-    ``made``: makes a row from the texts of its cells. ``older``: columns of an older version of the table.
-    """
+    """Return a CSV table's rows by ``made``, without an incomplete last one. ``older``: earlier columns. InputError."""
     try:
         with open(path, newline="") as file:
             rows = list(csv.reader(file))
@@ -223,10 +201,8 @@ class TrainingRecorder(StepRecorder):
         evaluations: EvaluationTable | None = None,
         ranks: int = 1,
     ) -> None:
-        """``table``: losses.csv; None in ranks other than rank 0.
+        """``table``, ``evaluations``: None in ranks other than rank 0. ``tokens``: number before this part.
 
-        ``evaluations``: evaluations.csv; None likewise, and without evaluations. ``tokens``: number of tokens before
-        this part.
         ``ranks``: number of ranks; all are assumed to receive as many tokens as this one.
         """
         super().__init__(run_queue)

@@ -9,16 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.launch.facts import peak_device_bytes
-from harness.launch.study import now
+from harness.launch.study import environment_of
 from harness.launch.tables import RunTables
-from harness.machine.environment import record_environment, record_user_environment
 from harness.probes.profilers.torch_session import realtime_minus_monotonic
-from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, now, session_of
 from harness.study.store import StudyFolder
 from trainer.config import ResumeConfig, TrainerConfig
 from trainer.data.cache import file_fingerprint
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
 from trainer.trained_model import brought_here
 
 if TYPE_CHECKING:
@@ -27,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class TrainingRecords:
-    """Records of one part of a training: creates them at its start and writes them at its end.
-
-    ``arm``: trained arm. ``command`` and ``source``: command line and scenario file for the study's record.
-    """
+    """Records of one part of a training, created at its start. ``command``, ``source``: for the study's record."""
 
     def __init__(
         self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
@@ -40,11 +35,8 @@ class TrainingRecords:
         self._begun_utc = now()
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
-        """Return the training's record as a study of one arm, with a new block for this part.
-
-        A resumed training keeps its earlier blocks. Raises InputError if another arm is trained in the folder.
-        """
-        environment = self._environment()
+        """Return the record, a study of one arm with a block per part. Raises InputError for another arm."""
+        environment = environment_of([self.config])
         name = self.arm.name
         arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
         if resume and self.folder.study_json.exists():
@@ -113,15 +105,9 @@ class TrainingRecords:
         self.folder.write_whole_run(record)
         self.folder.write_study(study)
 
-    def _environment(self) -> JsonObject:
-        return record_user_environment() if self.config.user_functions else record_environment()
-
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
-    """Print which llm.c weights the training begins with, and that its optimizer moments begin at zero.
-
-    Return ``study`` with this line added to its notes.
-    """
+    """Print which llm.c weights the training begins with. Return ``study`` with this line in its notes."""
     with brought_here(resume.llmc, "resume.llmc") as path:
         fingerprint = file_fingerprint(path)
     note = (

@@ -1,17 +1,24 @@
-"""Opens a training at its beginning or at a checkpoint, with the tables that it continues to fill."""
+"""Open a training at its beginning or a checkpoint, with the tables it continues, and connect its ranks."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from harness.launch.block import modules_of
+from harness.launch.channel import Channel
 from harness.launch.ending import TERMINATING, Stopping
 from harness.launch.opener import Checkpoints, OpenTraining, Resumed, Start, open_training
-from harness.launch.progress import announced
+from harness.launch.progress import Goal, announced
+from harness.launch.protocol import OWN, BareOrder, RunOrder, StartMessage
+from harness.launch.ranks import OtherRanks, Serve
 from harness.launch.training_files import (
     CHECKPOINTS,
     EVALUATIONS,
@@ -22,14 +29,13 @@ from harness.launch.training_files import (
     SampleTable,
     TrainingRecorder,
 )
-from harness.launch.training_progress import Goal
-from harness.launch.training_ranks import TrainingRanks
 from harness.probes.ledger.threads import RunQueue
 from harness.study.records import RunFacts
 from trainer.config import TrainerConfig
 from trainer.data.tokenizers import FOLDER as TOKENIZER
 from trainer.errors import InputError, one_line
 from trainer.json_types import JsonObject, integer
+from trainer.ranks import ALONE, Rank, gloo_group, least, total
 
 if TYPE_CHECKING:
     from trainer.checkpoint_folder import Checkpoint
@@ -37,7 +43,117 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.data.position import DataPosition
     from trainer.data.prepare import Prepared
-    from trainer.evaluate import TextSampler
+    from trainer.evaluate import Kind, TextSampler
+
+
+class TrainingRanks:
+    """Connection of one rank of a training to the others; without effect for a single rank."""
+
+    def __init__(self, config: TrainerConfig, goal: Goal, rank: Rank = ALONE, orders: Channel | None = None) -> None:
+        """Create the link. ``orders``: channel from rank 0; None in rank 0."""
+        self.rank = rank
+        self._config, self._goal = config, goal
+        self._orders = orders
+        self._others: OtherRanks | None = None
+        self._group: Any = None  # set if ranks may differ in tokens or epochs
+        self._begun_at = 0, 0  # tokens at the checkpoint: counted by rank 0, and by all ranks
+        self._agreed = (-1, 0.0, 0)  # steps, finished share, tokens of all ranks
+
+    def fork(self, serve: Serve) -> None:
+        """Import all modules, which takes seconds, then fork the other ranks; each runs ``serve``."""
+        launch = self._config.launch
+        if launch is None or self._config.ranks == 1:
+            return
+        for module in (*OWN.preloaded, *modules_of([self._config.model_dump(mode="json")])):
+            importlib.import_module(module)
+        start = cast("StartMessage", {})  # A forked rank has the message's content already.
+        null_device = os.open(os.devnull, os.O_RDONLY)
+        self._others = OtherRanks(start, self._config.ranks, launch.timeout_s, serve, null_device)
+        os.close(null_device)
+        self.rank = self._others.rank
+
+    def watch(self) -> None:
+        """Read reports in threads, after the workers are forked. A hang with a failed rank ends the process."""
+        if self._others is not None:
+            self._others.watch(_exit_at_once)
+
+    def send(self, order: RunOrder) -> None:
+        """Send ``order`` from rank 0 to the other ranks."""
+        if self._others is not None:
+            self._others.send(order)
+
+    def wait_until_done(self) -> bool:
+        """Return True once all ranks are done; False for one rank. Raises RankFailedError."""
+        if self._others is not None:
+            self._others.wait("done")
+        return self._others is not None
+
+    def explain(self, error: Exception) -> str | None:
+        """Return a line on the rank that caused ``error`` in rank 0, and its reason; None if it was rank 0 itself."""
+        return None if self._others is None else self._others.explain(error)
+
+    def end(self) -> None:
+        """Accept from now on that the other ranks end: it is not a failure any more."""
+        if self._others is not None:
+            self._others.end()
+
+    def join(self) -> None:
+        """Open the group (in every rank) to agree on progress, if shards or batches may differ."""
+        by_tokens = self._goal.tokens is not None and self._config.data.source
+        if self.rank.of > 1 and (self._goal.epochs is not None or by_tokens):
+            self._group = gloo_group(self.rank)
+
+    @property
+    def agree(self) -> bool:
+        """True if the ranks exchange their progress, because it may differ."""
+        return self._group is not None
+
+    def begin_at(self, tokens: int, of_all: int) -> None:
+        """Set the tokens at the checkpoint: ``tokens`` as rank 0 counted them, ``of_all`` as counted by all ranks."""
+        self._begun_at = tokens, of_all
+
+    def share(self, steps: int, tokens: int, position: DataPosition) -> float:
+        """Return the finished share (1 at the goal), with epochs that of the slowest rank. Call it in every rank.
+
+        ``tokens``: counted by this rank, as if all other ranks had received as many.
+        """
+        if self._agreed[0] != steps or self._group is None:
+            if self._group is not None:
+                before, of_all = self._begun_at
+                tokens = of_all + round(total(tokens - before, self._group) / self.rank.of)
+            share = self._goal.share(steps, tokens, position.epochs)
+            self._agreed = steps, share if self._group is None else least(share, self._group), tokens
+        return self._agreed[1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all ranks together had received at the last call of :meth:`share`."""
+        return self._agreed[2]
+
+    def lacking(self, find: Callable[[], frozenset[Kind]]) -> frozenset[Kind]:
+        """Return the kinds of passes that may be missing: rank 0 calls ``find`` and sends the result."""
+        if self._orders is not None:
+            order = self._orders.receive_order()
+            assert order["do"] == "lacking"
+            return frozenset(order["passes"])
+        passes = find()
+        self.send({"do": "lacking", "passes": sorted(passes)})
+        return passes
+
+    def next_order(self, decide: Callable[[], BareOrder]) -> str:
+        """Return the next order: rank 0 calls ``decide`` and sends the result."""
+        if self._orders is not None:
+            return self._orders.receive_order()["do"]
+        order = decide()
+        self.send(order)
+        return order["do"]
+
+
+def _exit_at_once(line: str) -> None:
+    """Print ``line`` and end this process, which hangs with a failed rank. The last checkpoint is kept."""
+    print(f"failed: {line}", file=sys.stderr, flush=True)
+    os._exit(1)
+
 
 # Optional keys of a checkpoint. tokens_of_all: tokens of all ranks, if ranks receive different numbers of tokens.
 # epochs_are_over: true if a pass of evaluation.every_epochs follows the checkpoint.
@@ -48,17 +164,11 @@ class Watch(Protocol):
     """Observer of a training's steps that may end the training, such as a sweep's trial."""
 
     def loss(self, step: int, value: float) -> None:
-        """Receive the loss of a step.
-
-        Calls come in order of steps; how late depends on the device and on compute.sync.
-        """
+        """Receive the loss of a step, in order of steps, as late as the device and compute.sync decide."""
         ...
 
     def step(self, steps: int, tokens: int) -> bool:
-        """Receive the number of finished steps and of trained tokens.
-
-        Return True to end the training, like a signal does.
-        """
+        """Receive finished steps and trained tokens. Return True to end the training, like a signal."""
         ...
 
     @property
@@ -92,11 +202,7 @@ class TrainingState:
         self.samples: SampleTable | None = None
 
     def open(self, prepared: Prepared, model: str | None, checkpoint: Checkpoint | None, run: Path) -> OpenTraining:
-        """Open the training at ``checkpoint`` (None: at its beginning), and return it ready for the next step.
-
-        ``model``: fingerprint of the model. ``run``: folder of this part's ledger.
-        Raises InputError if the checkpoint is from another training.
-        """
+        """Open the training at ``checkpoint`` (None: its beginning), ready for the next step. Raises InputError."""
         from trainer.data.position import DataPosition
 
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
@@ -124,10 +230,7 @@ class TrainingState:
         return self.training
 
     def _resume(self, checkpoint: Checkpoint, prints: dict[str, str | None]) -> tuple[Resumed, DataPosition]:
-        """Read the state of ``checkpoint``; return it, and the position in the data.
-
-        ``prints``: fingerprints of this training's data and model. Raises InputError if it is from another training.
-        """
+        """Return state and data position of ``checkpoint``. Raises InputError if ``prints`` differ."""
         from trainer.checkpoint import check_identity
         from trainer.checkpoint_folder import remove_newer
         from trainer.checkpoint_ranks import make_store
@@ -156,10 +259,7 @@ class TrainingState:
     def _recorder(
         self, prepared: Prepared, resumed: bool, compute: Compute, queue: RunQueue | None
     ) -> TrainingRecorder:
-        """Open the tables of this rank, and return the recorder that fills them.
-
-        Ranks other than rank 0 have no tables.
-        """
+        """Open the tables of this rank (rank 0 only), and return the recorder that fills them."""
         from trainer.evaluate import TextSampler
 
         first, path = self._ranks.rank.is_first, self._folder
@@ -177,10 +277,7 @@ class TrainingState:
         return recorder
 
     def _about(self, prints: dict[str, str | None]) -> JsonObject:
-        """Return the content of a checkpoint's record: tokens, configuration and fingerprints.
-
-        The losses until then are in the table already.
-        """
+        """Return a checkpoint's record: tokens, configuration, fingerprints. Losses are in the table."""
         from trainer.checkpoint import identity
 
         assert self.losses is not None
@@ -198,11 +295,7 @@ class TrainingState:
             self.losses.synchronize()
 
     def _pass_over(self, batches: Batches) -> None:
-        """Receive and drop the batches of the steps before the first step, to begin at the right place in the data.
-
-        They are made as for training, so that all data paths reach the same place.
-        Raises InputError if the training's end is within these steps.
-        """
+        """Drop the batches before the first step, made as for training. Raises InputError at the end."""
         steps = self._config.first_step
         shows = steps and self._ranks.rank.is_first
         with announced(f"skipping the data of steps 0 to {steps - 1:,}") if shows else nullcontext():
@@ -218,10 +311,7 @@ class TrainingState:
 
 
 def _begin_worker(attach: Callable[[int], None], worker: int) -> None:
-    """Start a loader worker: ignore signals to the process group, then call ``attach`` with the worker's number.
-
-    The last checkpoint needs the worker's current batch.
-    """
+    """Ignore signals to the process group, then call ``attach``: the last checkpoint needs the worker's batch."""
     for number in (signal.SIGINT, *TERMINATING):
         signal.signal(number, signal.SIG_IGN)
     attach(worker)

@@ -1,14 +1,8 @@
-"""Copies a folder (a training, a sweep, a corpus) to a URL (s3://, gs://, or any filesystem of fsspec).
+"""Copy a folder (a training, a sweep, a corpus) to a URL (s3://, gs://, or any filesystem of fsspec) in a thread.
 
-A thread copies, and no step waits for it. Local files stay unchanged.
-
-- Retries: a failed copy is tried again a few times with growing pauses, then with the next checkpoint, and once more at
-  the end.
-- Check: before the training, a small file is written to the URL and removed, to detect an unwritable URL early.
-- Resume: ``uploads.json`` lists the copied files, so that ``harness train --resume`` and ``harness upload`` copy only
-  new files. The first and the last pass compare it with the files at the URL (name, size, time of change). Removed or
-  replaced files are copied again.
-- Removal: an old checkpoint that was removed locally is removed at the URL once the newer ones are complete.
+A small file tests the URL first. A failed copy is tried again with growing pauses, with the next checkpoint, and at the
+end. ``uploads.json`` lists the copied files, so that ``--resume`` and ``harness upload`` copy only new ones; the first
+and last pass compare it with the URL. A checkpoint removed locally is removed there once newer ones are complete.
 """
 
 from __future__ import annotations
@@ -52,10 +46,7 @@ _State = tuple[int, int]  # size in bytes and time of change in ns
 
 
 class _CopiedFile(NamedTuple):
-    """Record of a copied file. ``state``: size and time of change of the local file when it was copied.
-
-    ``there_ns``: modification time at the URL; None if it has none.
-    """
+    """Copied file. ``state``: size and change time when copied. ``there_ns``: change time at the URL, or None."""
 
     state: _State
     there_ns: int | None
@@ -63,11 +54,7 @@ class _CopiedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Result of an upload: number of copied files, and names of missing files. ``Uploader.end`` makes it.
-
-    ``reason``: of the last failed attempt; "" if none failed.
-    ``left_out``: names that are never copied, each with its reason.
-    """
+    """Result of an upload. ``missing`` files failed for ``reason``; ``left_out`` are never copied, with reasons."""
 
     url: str
     files: int
@@ -82,16 +69,10 @@ class _BlockedError(Exception):
 
 
 class Destination:
-    """Folder at a URL that receives the copy of a local folder.
-
-    It knows which files are copied and which are missing.
-    """
+    """Folder at a URL that receives the copy of a local folder, and knows what is copied."""
 
     def __init__(self, folder: Path, url: str, *, verify: bool = False) -> None:
-        """Open the URL as target for ``folder``. ``verify``: True to make :meth:`compare` read all copied files.
-
-        Raises InputError for a URL without a known filesystem, or one within ``folder``.
-        """
+        """Open the URL. ``verify``: read copied files to compare. Raises InputError for an unusable URL."""
         self.folder, self.url = folder, url.rstrip("/")
         self._filesystem, self._root = filesystem_of(self.url, KEY)
         self._scheme = self.url.partition("://")[0].lower()
@@ -105,10 +86,7 @@ class Destination:
         self.unlisted = ""  # why the files at the URL could not be compared
 
     def missing(self) -> list[str]:
-        """Return the names of local files that are not copied, or have changed since.
-
-        Files of :data:`LAST` come last.
-        """
+        """Return local files that are not copied, or have changed since; :data:`LAST` come last."""
         return [name for name, state in self._local() if name not in self._there or self._there[name].state != state]
 
     def left_out(self) -> list[str]:
@@ -116,11 +94,7 @@ class Destination:
         return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
-        """Compare the recorded copies with the files at the URL.
-
-        Those removed or changed there count as missing from now on.
-        If the URL cannot be listed, no copy is marked, and :attr:`unlisted` has the reason.
-        """
+        """Count copies removed or changed at the URL as missing. If it cannot be listed, set :attr:`unlisted`."""
         if not self._there:
             return
         try:
@@ -151,11 +125,9 @@ class Destination:
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy the missing files in order, until a copy fails.
+        """Copy the missing files in order, until a copy fails for :attr:`reason`. Return True if all are copied.
 
-        Return True if all are copied; else :attr:`reason` says why.
-        A file whose name is a folder at the URL is skipped. Files removed locally may be removed there.
-        ``pause`` waits the given seconds before another attempt. It returns False to stop the attempts.
+        Files removed locally may be removed there. ``pause`` waits before another attempt; False stops them.
         """
         blocked = ""
         for name in self.missing():
@@ -171,10 +143,7 @@ class Destination:
         return not blocked
 
     def check(self) -> None:
-        """Write a small file to the URL and remove it, in a few attempts.
-
-        Raises InputError if this fails, or if the URL has files of another training or study.
-        """
+        """Write and remove a small file. Raises InputError if this fails, or for another study's files."""
         if not self._begun:
             try:
                 self._refuse_another()
@@ -292,10 +261,7 @@ class Destination:
                 raise InputError(f"it already contains {files}; give another URL, or remove them")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
-        """Return (size in bytes, time of change in ns) of all files at the URL, by name relative to it.
-
-        The time is None if the filesystem has none. Temporary files of an upload are left out.
-        """
+        """Return (size, change time in ns or None) of the URL's files by name, without temporary ones."""
         import pyarrow.fs as fs
 
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
@@ -326,10 +292,7 @@ class Destination:
                 yield name, _state(self.folder / name)
 
     def _read_kept(self) -> dict[str, _CopiedFile] | None:
-        """Return the copies recorded in uploads.json, by name.
-
-        None without a valid record for this URL, so that everything is copied.
-        """
+        """Return the copies in uploads.json by name; None without a valid record for this URL."""
         try:
             kept = read_json(self.folder / KEPT)
             if kept["url"] != self.url:
@@ -351,10 +314,7 @@ class Destination:
 
 
 def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
-    """Return the target for ``folder`` at ``url``, after a test with a small file.
-
-    Raises InputError if that fails or takes longer than ``limit_s`` seconds.
-    """
+    """Return the tested target at ``url``. Raises InputError if the test fails or takes longer than ``limit_s``."""
 
     def reached() -> Destination:
         destination = Destination(folder, url)
@@ -368,10 +328,9 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
-    """True if the file ``name``, which was removed locally, is also to be removed at the URL. ``here``: local files.
+    """True if the file ``name``, removed locally, is to be removed at the URL: no table at the top level.
 
-    A table at the top level stays. A checkpoint is removed only if a newer complete one exists, because freeing local
-    space must not remove the copy. Other files in folders are removed.
+    A checkpoint goes only if a newer complete one exists: freeing local space must not remove the copy.
     """
     folder, _, rest = name.partition("/")
     if folder != CHECKPOINTS:
@@ -384,8 +343,7 @@ def _may_go(name: str, here: Collection[str]) -> bool:
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) for every file in ``folder``. ``reason``: why it cannot be copied; "" if it can.
 
-    Names are relative to ``folder``, with slashes. Temporary files and locks of this project are skipped.
-    Links are followed, into each folder once, so that cyclic links end.
+    Temporary files and locks are skipped. Links are followed into each folder once, so that cyclic links end.
     """
     linked: set[str] = set()
 
@@ -433,10 +391,7 @@ def _state(path: Path) -> _State:
 
 
 class Uploader:
-    """Thread that copies new files of a folder to its destination while the training goes on.
-
-    Call ``begin`` once, ``ask`` after new files, and ``end`` after the last ones.
-    """
+    """Thread that copies new files. Call ``begin`` once, ``ask`` after new files, ``end`` after the last ones."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination

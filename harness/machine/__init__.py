@@ -1,6 +1,4 @@
-"""Read facts about this machine from /proc, /sys and libraries, as dataclasses.
+"""Read facts about this machine, for probes and launch, and judge them for ``harness doctor`` (``check_*``).
 
-``harness doctor`` judges these facts (``checks``); probes and launch also read them. Every function that reads files
-takes the root of the file system, so that a test can pass its own tree. A missing or unreadable file gives None, never
-an error.
+A function that reads files takes the root of the file system. A missing or unreadable file gives None.
 """

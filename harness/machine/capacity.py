@@ -1,7 +1,4 @@
-"""Read what this machine can hold: memory, disks, open files and processes; and what a study needs of these.
-
-Also lists the commands that raise such a limit, for ``harness doctor`` and for runs that fail because of one.
-"""
+"""Read and check what this machine can hold: memory, disks, open files, processes; and list what raises a limit."""
 
 from __future__ import annotations
 
@@ -12,8 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.cgroup import ControlGroup
-from harness.machine.files import ROOT, Mount, mount_of, read_fields, read_int, read_text, to_int
+from harness.machine import cgroup
+from harness.machine.cgroup import ControlGroup, MemoryLimit
+from harness.machine.check import Check, count, fail, ok, size, warn
+from harness.machine.files import ROOT, Mount, mount_of, read_fields, read_int, read_mounts, read_text, to_int
 from trainer.files import expanded
 
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
@@ -24,20 +23,15 @@ class Memory:
     """Memory of the whole machine, read by :func:`read_memory`. A control group may allow less."""
 
     total_bytes: int | None
-    available_bytes: int | None
-    """Bytes that new processes can use without swapping."""
+    available_bytes: int | None  # Bytes that new processes can use without swapping
     swap_total_bytes: int
     swap_used_bytes: int
-    huge_pages: str | None
-    """Transparent huge pages: always, madvise or never."""
+    huge_pages: str | None  # Transparent huge pages: always, madvise or never.
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Size and free space of /dev/shm, which carries the batches of loader workers.
-
-    Read by :func:`read_shared_memory`.
-    """
+    """Size and free space of /dev/shm, which carries the batches of loader workers (:func:`read_shared_memory`)."""
 
     total_bytes: int
     free_bytes: int
@@ -58,10 +52,7 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 
 def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory | None:
-    """Read size and free space of /dev/shm.
-
-    None if it does not exist. It may hang with its file system, so use a timeout.
-    """
+    """Read size and free space of /dev/shm; None if it does not exist. It may hang: use a timeout."""
     folder = root / "dev/shm"
     try:
         usage = os.statvfs(folder)
@@ -83,10 +74,7 @@ def _size(text: str | None) -> int | None:
 
 
 def session_peak_bytes(session: int) -> int | None:
-    """Return the summed peak memory (VmHWM, bytes) of the living processes of a session. None if none reports it.
-
-    ``session``: its id. Pages that processes share count in each, so the sum is an upper bound.
-    """
+    """Return the summed peak memory (VmHWM, bytes; shared pages count in each) of a session's living processes."""
     total = 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
@@ -112,12 +100,10 @@ class Storage:
     """Free space and write permission of a folder that studies write to, read by :func:`read_storage`."""
 
     folder: Path
-    existing: Path
-    """The folder itself, or its nearest existing parent."""
+    existing: Path  # The folder itself, or its nearest existing parent
     free_bytes: int
     writable: bool
-    kind: str | None
-    """Type of the file system."""
+    kind: str | None  # Type of the file system
 
     @property
     def network(self) -> bool:
@@ -125,10 +111,7 @@ class Storage:
 
 
 def read_storage(folder: Path, mounts: list[Mount]) -> Storage:
-    """Read free space and write permission of ``folder``, or of its nearest existing parent. Creates nothing.
-
-    It may hang with the file system, so call it with a timeout.
-    """
+    """Read free space and write permission of ``folder`` or its nearest existing parent. It may hang: use a timeout."""
     folder = expanded(folder).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
@@ -141,22 +124,15 @@ class Needs:
     """Estimated maximum of the resources that a study needs at one time. ``arms``: number of arms that run together."""
 
     arms: int
-    workers: int
-    """Loader workers of all arms."""
-    shared_bytes: int
-    """Bytes in /dev/shm, which carries the workers' batches."""
-    open_files: int
-    """Open files of the process that needs most."""
-    tasks: int
-    """Number of processes and threads."""
+    workers: int  # Loader workers of all arms
+    shared_bytes: int  # Bytes in /dev/shm, which carries the workers' batches
+    open_files: int  # Open files of the process that needs most
+    tasks: int  # Number of processes and threads
 
 
 @dataclass(frozen=True)
 class TaskLimit:
-    """A limit on the number of processes and threads. ``used``: current number.
-
-    None if unknown. ``source``: what sets it.
-    """
+    """A limit on the number of processes and threads. ``used``: current number; None if unknown."""
 
     most: int
     used: int | None
@@ -164,9 +140,7 @@ class TaskLimit:
 
 
 def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
-    """Return the limit (pids.max) of the control groups up to the mount that leaves the least room; None without
-    one.
-    """
+    """Return the limit (pids.max) of the control groups up to the mount that leaves the least room, if any."""
     if group is None:
         return None
     limits = (
@@ -213,8 +187,129 @@ _SIGNS = {
 
 
 def cause_in(text: str) -> str | None:
-    """Return the key of REMEDIES for the exhausted limit that ``text`` (a log or an error) names.
-
-    None if it names none.
-    """
+    """Return the key of REMEDIES for the exhausted limit that ``text`` (a log or an error) names; None if none."""
     return next((cause for cause, signs in _SIGNS.items() if any(sign in text.lower() for sign in signs)), None)
+
+
+LEAST_FREE_MEMORY_BYTES = 2 * 2**30  # torch, transformers and a tiny model in two processes
+LEAST_SHARED_BYTES = 2**30
+LEAST_SHARED_FREE_BYTES = 256 * 2**20
+SWAP_IN_USE_BYTES = 2**30  # Less is usually old pages that no process uses.
+LEAST_OPEN_FILES = 1024
+NEEDED_BYTES = 100 * 2**20  # a small study with its corpus
+LEAST_FREE_DISK_BYTES = 5 * 2**30  # profiles and pretokenized corpora of some size
+
+
+def check_memory(memory: Memory, limit: MemoryLimit | None) -> Check:
+    free = [room for room in (memory.available_bytes, limit.free_bytes if limit else None) if room is not None]
+    if memory.total_bytes is None or not free:
+        return ok("memory", "not reported by this system")
+    limited = "no cgroup limit"
+    if limit is not None:
+        limited = f"cgroup v{limit.version} limit {size(limit.limit_bytes)}"
+        if limit.oom_kills:
+            limited += f", {limit.oom_kills} killed by the kernel (out of memory)"
+    finding = f"{size(min(free))} free of {size(memory.total_bytes)}, {limited}"
+    if memory.huge_pages is not None:
+        finding += f"; huge pages {memory.huge_pages}"
+    if min(free) >= LEAST_FREE_MEMORY_BYTES:
+        return ok("memory", finding)
+    return warn("memory", finding, "end other processes, raise the limit, or use --interleave runs (one arm at a time)")
+
+
+def check_swap(memory: Memory) -> Check:
+    if not memory.swap_total_bytes:
+        return ok("swap", "none")
+    finding = f"{size(memory.swap_used_bytes)} of {size(memory.swap_total_bytes)} in use"
+    if memory.swap_used_bytes < SWAP_IN_USE_BYTES:
+        return ok("swap", finding)
+    return warn(
+        "swap",
+        f"{finding}: a step that touches a swapped page waits for the disk",
+        "sudo swapoff -a && sudo swapon -a, once enough memory is free",
+    )
+
+
+def check_shared_memory(shared: SharedMemory | None) -> Check:
+    if shared is None or not shared.writable:
+        problem = "none" if shared is None else "not writable"
+        fix = "mount a tmpfs on /dev/shm (mode 1777); until then data.workers 0"
+        return warn("/dev/shm", f"{problem}: loader workers cannot start", fix)
+    finding = f"{size(shared.free_bytes)} free of {size(shared.total_bytes)}"
+    if shared.total_bytes >= LEAST_SHARED_BYTES and shared.free_bytes >= LEAST_SHARED_FREE_BYTES:
+        return ok("/dev/shm", finding)
+    return warn(
+        "/dev/shm",
+        f"{finding}: loader workers pass batches through it; when it is full, they crash (bus error)",
+        "docker run --shm-size=8g (Kubernetes: emptyDir, medium Memory); sudo mount -o remount,size=8g /dev/shm",
+    )
+
+
+def check_open_files(soft: int, hard: int) -> Check:
+    """Return the line on the limit of open files (RLIMIT_NOFILE), for which -1 means no limit."""
+    if soft < 0 or soft >= LEAST_OPEN_FILES:
+        return ok("open files", "no limit" if soft < 0 else f"at most {soft}")
+    limit = "unlimited" if hard < 0 else str(hard)
+    if hard < 0 or hard >= LEAST_OPEN_FILES:
+        fix = f"ulimit -n {4096 if hard < 0 else min(hard, 4096)}"
+    else:
+        fix = "docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf"
+    return warn("open files", f"at most {soft} (hard limit {limit}): each batch from a worker opens several", fix)
+
+
+def check_storage(name: str, storage: Storage, other: str) -> Check:
+    """Return the line ``name`` on a folder that studies write to. ``other``: option that chooses another folder."""
+    note = "" if storage.existing == storage.folder else " (does not exist yet)"
+    kind = f", {storage.kind}" if storage.kind else ""
+    finding = f"{storage.folder}{note}: {size(storage.free_bytes)} free{kind}"
+    if not storage.writable:
+        return fail(name, f"{finding}; {storage.existing} is not writable", f"another folder: {other}")
+    if storage.free_bytes < NEEDED_BYTES:
+        return fail(name, f"{finding}: a study needs {size(NEEDED_BYTES)} or more", f"make room, or {other}")
+    if storage.free_bytes < LEAST_FREE_DISK_BYTES:
+        return warn(name, f"{finding}: profiles and corpora may not fit", f"make room, or {other}")
+    return ok(name, f"{finding}{': network file system, slower reads' if storage.network else ''}")
+
+
+def check_shared_need(needs: Needs, shared: SharedMemory | None) -> Check:
+    name = "shm need"
+    if not needs.workers:
+        return ok(name, "none: the scenario has no loader workers")
+    users = f"{count(needs.workers, 'loader worker')} of {count(needs.arms, 'arm')} at a time"
+    needed = f"{users} need about {size(needs.shared_bytes)} in /dev/shm"
+    if shared is None or not shared.writable:
+        return warn(name, f"{needed}, which cannot be used here", "mount a tmpfs on /dev/shm, or data.workers 0")
+    finding = f"{needed}, {size(shared.free_bytes)} of {size(shared.total_bytes)} is free"
+    if needs.shared_bytes <= shared.free_bytes:
+        return ok(name, finding)
+    return warn(name, f"{finding}: batches will be lost", MORE_SHARED_MEMORY)
+
+
+def check_files_need(needs: Needs, soft: int) -> Check:
+    """Return the line that compares the scenario's open files with the limit ``soft`` (RLIMIT_NOFILE; -1: no limit)."""
+    allowed = "no limit" if soft < 0 else f"at most {soft} allowed"
+    finding = f"a process of it opens about {needs.open_files} files, {allowed}"
+    if soft < 0 or needs.open_files <= soft:
+        return ok("file need", finding)
+    return warn("file need", f"{finding}: batches will be lost", MORE_OPEN_FILES)
+
+
+def check_task_need(needs: Needs, limit: TaskLimit | None) -> Check:
+    finding = f"{count(needs.arms, 'arm')} at a time have about {needs.tasks} processes and threads"
+    if limit is None:
+        return ok("task need", f"{finding}, no limit")
+    used = "" if limit.used is None else f", {limit.used} in use"
+    finding += f"; at most {limit.most}{used} ({limit.source})"
+    if needs.tasks + (limit.used or 0) <= limit.most:
+        return ok("task need", finding)
+    return warn("task need", f"{finding}: workers will not start", MORE_PROCESSES)
+
+
+def check_needs(needs: Needs) -> list[Check]:
+    """Return the lines that compare a scenario's needs with this machine: /dev/shm, open files and processes."""
+    group = cgroup.find_group("pids", ROOT)
+    return [
+        check_shared_need(needs, read_shared_memory(read_mounts())),
+        check_files_need(needs, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        check_task_need(needs, tightest([user_task_limit(), read_task_limit(group)])),
+    ]

@@ -44,16 +44,12 @@ class ControlGroup:
 
 @dataclass(frozen=True)
 class CpuQuota:
-    """Limit on the CPU time that a control group may use: ``cores`` on average per period.
-
-    A burst may use every core.
-    """
+    """CPU time that a control group may use: ``cores`` on average per period. A burst may use every core."""
 
     cores: float
     period_us: int
     folder: Path
-    version: Literal[1, 2]
-    """Version of the group that sets the quota."""
+    version: Literal[1, 2]  # Version of the group that sets the quota
 
 
 @dataclass(frozen=True)
@@ -70,23 +66,16 @@ class MemoryLimit:
     """The tightest memory limit above a process, and the memory used in the group that sets it."""
 
     limit_bytes: int
-    used_bytes: int | None
-    """Page cache included."""
-    reclaimable_bytes: int
-    """File pages not used recently, which the kernel drops when memory is needed."""
-    oom_kills: int | None
-    """Processes that the kernel killed there for lack of memory since the group was created."""
+    used_bytes: int | None  # Page cache included
+    reclaimable_bytes: int  # File pages not used recently, which the kernel drops when memory is needed
+    oom_kills: int | None  # Processes that the kernel killed there for lack of memory since the group was created
     folder: Path
     version: Literal[1, 2]
-    active_file_bytes: int = 0
-    """File pages used recently, which the kernel drops last."""
+    active_file_bytes: int = 0  # File pages used recently, which the kernel drops last
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes that can still be allocated, counting reclaimable file pages as free.
-
-        None if the used memory is unknown.
-        """
+        """Bytes that can still be allocated if reclaimable file pages count as free; None if unknown."""
         if self.used_bytes is None:
             return None
         return max(self.limit_bytes - self.used_bytes + self.reclaimable_bytes, 0)
@@ -98,10 +87,7 @@ class MemoryLimit:
 
 
 def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None) -> ControlGroup | None:
-    """Return the control group of process ``pid`` (None: this one) for ``controller``.
-
-    None if there are no control groups.
-    """
+    """Return the control group of process ``pid`` (None: this one) for ``controller``; None without control groups."""
     of_v1, of_v2 = _memberships(root, "self" if pid is None else str(pid))
     mounts = read_mounts(root)
     # A controller belongs to one version at a time. The other version then has no files for it.
@@ -113,10 +99,7 @@ def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None
 
 
 def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
-    """Return the tightest CPU quota from ``group`` up to the mount; None without one.
-
-    ``group``: of the controller "cpu".
-    """
+    """Return the tightest CPU quota from ``group`` (controller "cpu") up to the mount; None without one."""
     if group is None:
         return None
     read = _quota_v2 if group.version == 2 else _quota_v1
@@ -151,10 +134,7 @@ def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
 
 
 def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
-    """Return the tightest memory limit from ``group`` up to the mount. None without a limit.
-
-    ``group``: of the controller "memory".
-    """
+    """Return the tightest memory limit from ``group`` (controller "memory") up to the mount; None without one."""
     if group is None:
         return None
     name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
@@ -174,10 +154,7 @@ def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
 
 
 def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
-    """Parse /proc/PID/cgroup.
-
-    Return the group's path by controller of version 1, and its path in version 2 (None: no line).
-    """
+    """Return the group's path by controller (version 1) and its path in version 2, from /proc/PID/cgroup."""
     of_v1: dict[str, str] = {}
     of_v2 = None
     for line in (read_text(root / "proc" / pid / "cgroup") or "").splitlines():

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.machine.capacity import read_memory
 from harness.machine.cgroup import cpu_quota, find_group, memory_limit
 from harness.machine.cpu import allowed_cpus, read_frequency
+from harness.machine.files import ROOT, read_fields
 from harness.machine.gpu import driver_loaded
 from harness.machine.packages import PACKAGES, package_version
 from trainer.json_types import Json, JsonObject
@@ -23,10 +24,7 @@ _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run ``git -C folder arguments`` and return its output, stripped.
-
-    Raise OSError or subprocess.SubprocessError if it fails.
-    """
+    """Return the output of ``git -C folder arguments``. Raise OSError or subprocess.SubprocessError if it fails."""
     clean = {key: value for key, value in os.environ.items() if key not in _OF_A_HOOK}
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(
@@ -42,10 +40,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def describe_checkout(folder: Path) -> str | None:
-    """Return the short commit of the checkout around ``folder``, with "+changes" if tracked files differ from it.
-
-    None outside of a checkout.
-    """
+    """Return the short commit, with "+changes" if tracked files differ from it. None outside of a checkout."""
     try:
         head = git(folder, "rev-parse", "--short=12", "HEAD")
         return head + ("+changes" if git(folder, "status", "--porcelain", "-uno") else "")
@@ -73,10 +68,7 @@ def checkout_fingerprint(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Environment:
-    """Facts of this machine and installation that each run records.
-
-    None: unknown, as the governor of most virtual machines.
-    """
+    """Facts of this machine and installation that each run records. None: unknown."""
 
     python: str
     packages: Mapping[str, str | None]  # versions of PACKAGES; None: not installed
@@ -99,17 +91,14 @@ class Environment:
 
 
 def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
-    """Read package versions, processor, memory and the git commit of the folder ``checkout``.
-
-    The host name is not read. None of the packages is imported.
-    """
+    """Read the facts and the commit of the folder ``checkout``. Imports no package and reads no host name."""
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
     return Environment(
         python=platform.python_version(),
         packages={package: package_version(package) for package in PACKAGES},
         git_commit=describe_checkout(checkout),
         os=f"{platform.system()} {platform.release()}",
-        cpu=_cpu_name(),
+        cpu=read_fields(ROOT / "proc/cpuinfo", ":").get("model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         cpu_quota_cores=None if quota is None else quota.cores,
         cpu_governor=", ".join(clock.governors) or None,
@@ -120,18 +109,12 @@ def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
 
 
 def record_environment() -> JsonObject:
-    """Return the environment as JSON for a run's record.
-
-    Other revisions call it by name (``harness.launch.protocol``).
-    """
+    """Return the environment as JSON. Other revisions call it by name (``harness.launch.protocol``)."""
     return read_environment().to_json()
 
 
 def record_user_environment() -> JsonObject:
-    """Return the environment as JSON for a run of user code.
-
-    The commit is that of the checkout around the current folder.
-    """
+    """Return the environment as JSON for user code, with the commit of the checkout around the current folder."""
     return read_environment(Path.cwd()).to_json()
 
 
@@ -141,20 +124,9 @@ def has_nvidia_driver() -> bool:
 
 
 def available_memory_bytes() -> int | None:
-    """Return the bytes that new processes can use without swapping, within the control group's limit.
-
-    None if unknown.
-    """
+    """Return the bytes for new processes without swapping, within the control group's limit; None if unknown."""
     available = read_memory().available_bytes
     if available is None:
         return None
     limit = memory_limit(find_group("memory"))
     return available if limit is None or limit.free_bytes is None else min(available, limit.free_bytes)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

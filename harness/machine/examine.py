@@ -11,10 +11,7 @@ from typing import Any
 
 from harness.machine import capacity, cgroup, cpu, gpu, software, tracing
 from harness.machine.capacity import Needs
-from harness.machine.checks import capacity as capacity_checks
-from harness.machine.checks import devices, processors
-from harness.machine.checks import software as software_checks
-from harness.machine.checks.check import Check, judge
+from harness.machine.check import Check, judge
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.limits import Look
 from trainer.json_types import JsonObject
@@ -24,16 +21,10 @@ TOOLS_S = 3 * software.COMPILE_TRY_LIMIT_S + FILE_READ_LIMIT_S
 
 
 class Examination:
-    """Examination of this machine for ``harness doctor``.
-
-    Its attributes are readings (:class:`Look`) that run in threads. :meth:`checks` waits for them.
-    """
+    """Examination for ``harness doctor``: readings (:class:`Look`) in threads, which :meth:`checks` waits for."""
 
     def __init__(self, results: Path, cache: Path, environ: Mapping[str, str], root: Path = ROOT) -> None:
-        """Start all readings. ``results``, ``cache``: folders whose disks are checked.
-
-        ``root``: file system with /proc and /sys.
-        """
+        """Start all readings. ``results``, ``cache``: folders to check. ``root``: file system with /proc and /sys."""
         self._environ, self._root = environ, root
         self._load_found: cpu.Load | None = None
         self._before = cpu.read_counters(cpu.allowed_cpus(root), root)
@@ -63,57 +54,52 @@ class Examination:
     ) -> list[Check]:
         """Wait for the readings and return all lines in reading order. A failed reading gives a warning line.
 
-        ``threads``: torch threads of the CPU profile to check; None for torch's own choice. ``needs``: what a scenario
-        needs; None without a scenario. ``fit``: returns the lines on the scenario's memory.
+        ``threads``: of the CPU profile (None: torch's choice). ``needs``, ``fit``: of a scenario, if any.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
-            ("python", software_checks.check_python),
-            ("packages", self._imports),
+            ("python", software.check_python),
+            (
+                "packages",
+                lambda: software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None),
+            ),
             ("torch", self._torch),
-            ("driver", lambda: devices.check_driver(self.driver.result(), self.nvml.result())),
-            ("nvml", lambda: devices.check_nvml(self.driver.result(), self.nvml.result())),
-            ("cuda", lambda: devices.check_cuda(self.torch.result(), self.nvml.result(), self._environ)),
-            ("compile", lambda: software_checks.check_compile(self.toolchain.result(), self.torch.result())),
+            ("driver", lambda: gpu.check_driver(self.driver.result(), self.nvml.result())),
+            ("nvml", lambda: gpu.check_nvml(self.driver.result(), self.nvml.result())),
+            ("cuda", lambda: gpu.check_cuda(self.torch.result(), self.nvml.result(), self._environ)),
+            ("compile", lambda: software.check_compile(self.toolchain.result(), self.torch.result())),
             ("ptrace", self._ptrace),
-            ("perf", lambda: software_checks.check_perf(self.permissions.result())),
-            ("cores", lambda: processors.check_cores(self.processor.result(), self.cpuset.result())),
-            ("numa", lambda: processors.check_numa(self.processor.result())),
+            ("perf", lambda: tracing.check_perf(self.permissions.result())),
+            ("cores", lambda: cpu.check_cores(self.processor.result(), self.cpuset.result())),
+            ("numa", lambda: cpu.check_numa(self.processor.result())),
             ("quota", self._quota),
-            ("slurm", lambda: processors.check_slurm(self._environ, self.processor.result())),
-            ("slurm jobs", lambda: processors.check_batch_system(self.batch_system.result())),
+            ("slurm", lambda: cpu.check_slurm(self._environ, self.processor.result())),
+            ("slurm jobs", lambda: software.check_batch_system(self.batch_system.result())),
             ("threads", self._threads),
-            ("tokenizers", lambda: software_checks.check_tokenizers(self._environ)),
-            ("clock", lambda: processors.check_clock(self.clock.result())),
-            ("frequency", lambda: processors.check_frequency(self.frequency.result(), self.processor.result())),
-            ("memory", lambda: capacity_checks.check_memory(self.memory.result(), self.memory_limit.result())),
-            ("swap", lambda: capacity_checks.check_swap(self.memory.result())),
-            ("/dev/shm", lambda: capacity_checks.check_shared_memory(self.shared_memory.result())),
-            ("open files", lambda: capacity_checks.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
-            ("needs", lambda: [] if needs is None else capacity_checks.check_needs(needs)),
+            ("tokenizers", lambda: software.check_tokenizers(self._environ)),
+            ("clock", lambda: cpu.check_clock(self.clock.result())),
+            ("frequency", lambda: cpu.check_frequency(self.frequency.result(), self.processor.result())),
+            ("memory", lambda: capacity.check_memory(self.memory.result(), self.memory_limit.result())),
+            ("swap", lambda: capacity.check_swap(self.memory.result())),
+            ("/dev/shm", lambda: capacity.check_shared_memory(self.shared_memory.result())),
+            ("open files", lambda: capacity.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+            ("needs", lambda: [] if needs is None else capacity.check_needs(needs)),
             ("memory need", fit),
-            ("results", lambda: capacity_checks.check_storage("results", self.results.result(), "--out DIR")),
-            ("cache", lambda: capacity_checks.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
+            ("results", lambda: capacity.check_storage("results", self.results.result(), "--out DIR")),
+            ("cache", lambda: capacity.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
             ("load", self._load),
             ("profile", lambda: self._profiles(threads)),
-            ("profiles", self._shipped),
+            ("profiles", gpu.check_shipped),
         ]
         return [line for name, check in lines for line in judge(name, check)]
 
     def facts(self) -> JsonObject:
-        """Return every reading as JSON by name; a failed one as {"problem": reason}. "load" is None before
-        :meth:`checks` has run.
-        """
+        """Return every reading as JSON by name; a failed one as {"problem": reason}. Call :meth:`checks` first."""
         looks = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**looks, "load": None if self._load_found is None else asdict(self._load_found)}
 
-    def _imports(self) -> Iterable[Check]:
-        return software_checks.check_imports(self.imports.result(), torch_works=self._torch_problem() is None)
-
     def _torch(self) -> Check:
         problem = self._torch_problem()
-        return (
-            software_checks.check_torch(self.torch.result()) if problem is None else software_checks.no_torch(problem)
-        )
+        return software.check_torch(self.torch.result()) if problem is None else software.no_torch(problem)
 
     def _torch_problem(self) -> str | None:
         try:
@@ -124,36 +110,30 @@ class Examination:
 
     def _ptrace(self) -> Check:
         remedy = tracing.remedy(self._root, self._environ)
-        return software_checks.check_ptrace(self.permissions.result(), self.py_spy.result(), remedy)
+        return tracing.check_ptrace(self.permissions.result(), self.py_spy.result(), remedy)
 
     def _quota(self) -> Check:
         quota = self.quota.result()
         throttled = None if quota is None else cgroup.throttling(quota.folder, quota.version)
-        return processors.check_quota(quota, throttled, self.cpu_group.result(), self.processor.result())
+        return cpu.check_quota(quota, throttled, self.cpu_group.result(), self.processor.result())
 
     def _threads(self) -> Check:
         processor = self.processor.result()
-        return processors.check_threads(self.torch.result().threads, processor, self.quota.result(), self._environ)
+        return cpu.check_threads(self.torch.result().threads, processor, self.quota.result(), self._environ)
 
     def _load(self) -> Check:
-        """Return the line on what other processes used of our cores since the examination began.
-
-        It must run last, after our own programs have ended.
-        """
+        """Return the line on other processes' use of our cores. Run it last, after our own programs have ended."""
         processor = self.processor.result()
         if self._before is not None:
             time.sleep(self._before.missing_s())
             later = cpu.read_counters(processor.allowed, self._root)
             self._load_found = None if later is None else cpu.load_between(self._before, later)
-        return processors.check_load(self._load_found, processor)
+        return cpu.check_load(self._load_found, processor)
 
     def _profiles(self, threads: int | None) -> Iterable[Check]:
         torch = self.torch.result()
-        yield devices.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)
-        yield from devices.check_cuda_profiles(torch.cuda_devices)
-
-    def _shipped(self) -> Check:
-        return devices.check_shipped()
+        yield gpu.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)
+        yield from gpu.check_cuda_profiles(torch.cuda_devices)
 
 
 def _plain(look: Look[Any]) -> Any:

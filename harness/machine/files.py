@@ -31,10 +31,7 @@ def to_int(text: str | None) -> int | None:
 
 
 def read_fields(path: Path, separator: str | None = None) -> dict[str, str]:
-    """Parse lines of a name, ``separator`` (None: white space) and a value.
-
-    The first line of a name counts. {} if unreadable.
-    """
+    """Parse lines of name, ``separator`` (None: white space), value. A name's first line counts. {} if unreadable."""
     fields: dict[str, str] = {}
     for line in (read_text(path) or "").splitlines():
         name, *value = line.split(separator, 1)
@@ -62,11 +59,9 @@ class Mount:
     """One mounted file system: a line of mountinfo (proc_pid_mountinfo(5))."""
 
     point: str
-    root: str
-    """Path inside the file system that is mounted there."""
+    root: str  # Path inside the file system that is mounted there
     kind: str
-    options: tuple[str, ...]
-    """Options of the mount and of the file system."""
+    options: tuple[str, ...]  # Options of the mount and of the file system
 
     def option(self, name: str) -> str | None:
         """Return the value of the option ``name=value``; "" for a bare ``name``; None if it is not set."""
@@ -91,10 +86,7 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
-    """Return the mount that contains an absolute path: the deepest one, and the last of equally deep ones.
-
-    None without one.
-    """
+    """Return the deepest mount that contains an absolute path, the last of equally deep ones; None without one."""
     candidates = [mount for mount in mounts if path.is_relative_to(mount.point)]
     return (
         max(enumerate(candidates), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1]

@@ -18,10 +18,7 @@ T = TypeVar("T")
 
 
 class Look(Generic[T]):
-    """A reading that starts at once in a daemon thread. A dead file server blocks only that thread.
-
-    ``limit_s``: seconds from now after which :meth:`result` no longer waits.
-    """
+    """Reading that starts at once in a daemon thread. :meth:`result` waits until ``limit_s`` seconds from now."""
 
     def __init__(self, read: Callable[[], T], limit_s: float) -> None:
         self._until, self._limit_s = monotonic() + limit_s, limit_s
@@ -48,10 +45,7 @@ class Look(Generic[T]):
 
 
 def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -> tuple[int, str, str]:
-    """Run a program with ``text`` as its input. Return its exit status, output and errors.
-
-    Raise TimeoutError after ``limit_s`` seconds (the program is killed), OSError if it cannot start.
-    """
+    """Run a program with input ``text``; return (status, output, errors). Raise TimeoutError or OSError."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", timeout=limit_s)
     except subprocess.TimeoutExpired as error:
@@ -60,11 +54,7 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 
 def facts_of_module(module: str, limit_s: float) -> JsonObject:
-    """Run ``python -m module`` and return the JSON object on its last line.
-
-    A crash of a library affects only that process. Raise RuntimeError if it fails, TimeoutError after ``limit_s``
-    seconds.
-    """
+    """Return the JSON that ``python -m module`` prints last. Raise RuntimeError, or TimeoutError after ``limit_s``."""
     own_root = Path(__file__).resolve().parents[2]
     safe = [] if Path.cwd() == own_root else ["-P"]  # The user's folder may contain its own trainer.py or harness/.
     status, output, errors = output_of([sys.executable, *safe, "-m", module], limit_s)
@@ -87,10 +77,7 @@ class Worker:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def call(self, action: Callable[[], Result], timeout_s: int) -> Result:
-        """Run ``action`` in the thread: return its result or raise its error.
-
-        Raises TimeoutError after ``timeout_s`` seconds. The thread then hangs: do not use this worker again.
-        """
+        """Run ``action`` in the thread. After a TimeoutError the thread hangs: do not use this worker again."""
         self._calls.put(action)
         for _ in range(timeout_s):  # one second at a time, because time while this process was suspended must not count
             try:

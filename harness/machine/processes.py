@@ -43,11 +43,9 @@ class ProcessState:
 
     pid: int
     name: str
-    state: str
-    """State letter of proc_pid_stat(5)."""
+    state: str  # State letter of proc_pid_stat(5)
     started_ticks: int
-    place: str | None
-    """Current system call and its file, else the kernel function in which it sleeps."""
+    place: str | None  # Current system call and its file, else the kernel function in which it sleeps
     open_files: int | None
     most_open_files: int | None
 
@@ -61,9 +59,7 @@ class ProcessState:
 
     @property
     def out_of_files(self) -> bool:
-        """True if the process is within 4 files of its limit, so that it can hardly receive a batch, which takes
-        several.
-        """
+        """True if the process is within 4 files of its limit: receiving a batch takes several."""
         return (
             self.open_files is not None
             and self.most_open_files is not None
@@ -104,20 +100,13 @@ def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
 
 
 def children(pid: int, root: Path = ROOT) -> list[int]:
-    """Return the ids of the living processes that any thread of ``pid`` started.
-
-    Empty if this kernel does not list them.
-    """
+    """Return the ids of the living processes that any thread of ``pid`` started; empty if the kernel lists none."""
     lists = (root / "proc" / str(pid) / "task").glob("*/children")
     return sorted(int(child) for path in lists for child in (read_text(path) or "").split())
 
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
-    """Return {process id: role} of the other ranks that rank 0 (process ``pid``) started on this machine, such as
-    ``rank-1``.
-
-    Processes below them, such as loader workers, are ``rank-1-child-0``. /proc is only searched if there are ranks.
-    """
+    """Return {process id: role} of ranks that process ``pid`` started here (``rank-1``) and ``rank-1-child-0``."""
     roles: dict[int, str] = {}
     for rank in children(pid, root):
         name = (read_text(root / "proc" / str(rank) / "comm") or "").strip()
@@ -129,9 +118,7 @@ def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
 
 
 def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
-    """Return the ids of the processes that were started with the environment variable ``name=value``, orphans
-    included.
-    """
+    """Return the ids of processes started with the environment variable ``name=value``, orphans included."""
     entry = f"{name}={value}"
     pids = []
     for folder in (root / "proc").iterdir():
@@ -141,10 +128,7 @@ def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
 
 
 def _read(folder: Path) -> tuple[int, ProcessState] | None:
-    """Return the Unix session id and the state of the process of ``folder`` (``/proc/PID``).
-
-    None if the process has ended.
-    """
+    """Return the session id and state of the process of ``folder`` (``/proc/PID``); None if it has ended."""
     head, bracket, tail = (read_text(folder / "stat") or "").rpartition(")")
     fields = tail.split()
     if not bracket or len(fields) < 20:
@@ -217,15 +201,11 @@ if sys.stdin.read() != "end":
 class Keeper:
     """Helper process that kills marked processes once this process has ended, whatever the reason.
 
-    :func:`trainer.lifetime.die_with_parent` covers only our own children, not the processes that these start.
-    Suspended processes (SIGSTOP) cannot even notice our end.
+    :func:`trainer.lifetime.die_with_parent` covers only our own children, and no suspended processes.
     """
 
     def __init__(self, name: str, value: str) -> None:
-        """Start the helper.
-
-        It kills processes with the environment variable ``name=value``, which no other process may have.
-        """
+        """Start the helper. No process but those to kill may have the environment variable ``name=value``."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _KEEP, f"{name}={value}"],
             stdin=subprocess.PIPE,

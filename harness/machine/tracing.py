@@ -1,20 +1,21 @@
 """Test whether py-spy may sample our processes (ptrace), and read whether perf may count.
 
-Three things can forbid ptrace: Yama's scope (Documentation/admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE, and a
-seccomp filter. Only the presence of a filter can be read, so ptrace is also tried. This process gives the permission
-that our runs give (PR_SET_PTRACER_ANY), and py-spy dumps it.
+Yama's scope (admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE or a seccomp filter forbids ptrace. Filters cannot be
+read, so it is tried.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.machine.check import REINSTALL, Check, ok, warn
 from harness.machine.files import ROOT, read_fields, read_int, to_int
 from harness.machine.limits import output_of
 
@@ -23,29 +24,22 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def allow_tracing() -> None:
-    """Allow every process of this user to trace this one under Yama (kernel.yama.ptrace_scope 1).
+    """Allow every process of this user to trace this one under Yama's scope 1.
 
-    At scope 1, the default of Debian and Ubuntu, only a parent may trace its child, but here py-spy is the child. The
-    permission applies to this process only; its children must ask for themselves. Without Yama nothing happens.
+    At scope 1, only a parent may trace its child, but here py-spy is the child. Children must ask for themselves.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 def find_py_spy() -> str | None:
-    """Return the path of the py-spy program: in this Python's folder, else the first on PATH.
-
-    None if it is not installed.
-    """
+    """Return the path of py-spy: in this Python's folder, else the first on PATH; None if it is not installed."""
     installed = Path(sys.executable).with_name("py-spy")
     return str(installed) if os.access(installed, os.X_OK) else shutil.which("py-spy")
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the most likely fix, as one line, after the kernel refused that a tracer attaches to this process.
-
-    ``root``: file system with /proc and /run. ``environment``: variables that reveal containers and batch systems.
-    """
+    """Return the most likely fix, as one line, after the kernel refused that a tracer attaches to this process."""
     scope = read_int(root / "proc/sys/kernel/yama/ptrace_scope")
     container = _container(root, environment)
     if scope == 3:
@@ -104,8 +98,7 @@ class Permissions:
 
     yama_scope: int | None
     """Yama's scope: 0 same user, 1 descendants and processes that allow it, 2 CAP_SYS_PTRACE only, 3 none."""
-    capable: bool | None
-    """True if the process has CAP_SYS_PTRACE."""
+    capable: bool | None  # True if the process has CAP_SYS_PTRACE
     seccomp_filter: bool | None
     perf_event_paranoid: int | None
     """perf may count: -1 everything, 0 and 1 also the kernel, 2 own processes in user space, 3 and more nothing."""
@@ -115,12 +108,9 @@ class Permissions:
 class PySpyTool:
     """The installed py-spy, and whether it could sample this process. Made by :func:`try_py_spy`."""
 
-    version: str | None
-    """None if py-spy is not installed."""
-    problem: str | None
-    """Why it could not dump this process; None if it could."""
-    broken: bool = False
-    """True if it is installed but did not answer or could not be started."""
+    version: str | None  # None if py-spy is not installed
+    problem: str | None  # Why it could not dump this process; None if it could.
+    broken: bool = False  # True if it is installed but did not answer or could not be started
 
 
 def read_permissions(root: Path = ROOT) -> Permissions:
@@ -136,10 +126,7 @@ def read_permissions(root: Path = ROOT) -> Permissions:
 
 
 def try_py_spy(limit_s: float = TRACE_TRY_LIMIT_S) -> PySpyTool:
-    """Let py-spy dump this process, to test whether it may sample a run. Takes some tenths of a second.
-
-    ``limit_s``: timeout of each call in seconds.
-    """
+    """Let py-spy dump this process. ``limit_s``: timeout of each of the two calls in seconds."""
     program = find_py_spy()
     if program is None:
         return PySpyTool(None, "not installed")
@@ -167,3 +154,42 @@ def _has_capability(mask: str | None) -> bool | None:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+INSTALL_PY_SPY = "python -m pip install py-spy"
+BROKEN = f"{REINSTALL} py-spy, or do without: probes.py_spy: false in the scenario"
+_REFUSED = re.compile(r"permission denied|operation not permitted|EPERM", re.IGNORECASE)  # py-spy 0.4.3
+_SCOPES = {0: "0, own processes", 1: "1, processes that allow it", 2: "2, CAP_SYS_PTRACE only", 3: "3, disabled"}
+_PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
+
+
+def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
+    """Return the line on whether py-spy may sample our processes. ``remedy``: the fix if the kernel refuses it."""
+    kernel = describe(permissions)
+    if py_spy.broken:
+        return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)
+    finding = f"{kernel}; py-spy {py_spy.version or 'not found'}"
+    if py_spy.problem is None:
+        return ok("ptrace", f"{finding}, tested: it can sample harness processes")
+    if py_spy.version is None:
+        return warn("ptrace", f"{finding} ({py_spy.problem}): no stacks in reports", INSTALL_PY_SPY)
+    refused = _REFUSED.search(py_spy.problem) is not None
+    return warn("ptrace", f"{finding}, tested: {py_spy.problem}", remedy if refused else f"{INSTALL_PY_SPY} --upgrade")
+
+
+def describe(permissions: Permissions) -> str:
+    """Format Yama's scope, the capability CAP_SYS_PTRACE and the seccomp filter as one line."""
+    scope = permissions.yama_scope
+    parts = ["no Yama" if scope is None else f"Yama scope {_SCOPES.get(scope, scope)}"]
+    if permissions.capable is not None:
+        parts.append("CAP_SYS_PTRACE" if permissions.capable else "no CAP_SYS_PTRACE")
+    if permissions.seccomp_filter:
+        parts.append("a seccomp filter")
+    return ", ".join(parts)
+
+
+def check_perf(permissions: Permissions) -> Check:
+    level = permissions.perf_event_paranoid
+    if level is None:
+        return ok("perf", "not in this kernel (not needed)")
+    return ok("perf", f"perf_event_paranoid {level}: {_PERF.get(level, 'nothing')} (not needed)")

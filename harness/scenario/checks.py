@@ -20,10 +20,7 @@ MAX_FOLDER = 200  # bytes of an arm's folder name, before "+ideal-data"
 
 
 def problems(scenario: Scenario) -> list[Problem]:
-    """Return all problems of the parsed ``scenario``, unordered; empty if it is valid.
-
-    Too many arms, or a wrong matrix, end the check early: further checks would be expensive or repeat the problem.
-    """
+    """Return all problems of the parsed ``scenario``, unordered. A wrong matrix or too many arms end it early."""
     if too_many := list(_size(scenario)):
         return too_many
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
@@ -81,10 +78,7 @@ def _relative(problem: Problem, key: str) -> str:
 
 
 def _config(nested: JsonObject, root: KeyPath) -> Iterator[Problem]:
-    """Yield the problems of ``nested``, a part of a trainer configuration that lies at ``root`` in the scenario.
-
-    Rules between keys are not checked here, because they need the whole configuration.
-    """
+    """Yield the problems of ``nested``, the part of a configuration at ``root``. Rules between keys come later."""
     try:
         TrainerConfig.model_validate(expand(nested), strict=True)
     except DottedKeyError as error:
@@ -142,10 +136,7 @@ def _overlaps(scenario: Scenario) -> Iterator[Problem]:
 def compare_problems(
     arms: Sequence[str], compare: Sequence[Compare] | None, matrix: Mapping[str, Sequence[Json]]
 ) -> Iterator[Problem]:
-    """Yield the problems of the pairs in ``compare``. ``arms``: names of the arms before the matrix.
-
-    A pair names unknown arms, compares an arm with itself, or has a matrix point on one side only.
-    """
+    """Yield the problems of ``compare``: unknown arms, an arm with itself, a matrix point on one side only."""
     exact = _at_points(arms, matrix)
     for index, pair in enumerate(compare or ()):
         unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in {*arms, *exact}]
@@ -178,10 +169,7 @@ def _claims(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _named_arms(scenario: Scenario) -> Iterator[Problem]:
-    """Yield a problem for each arm in ``requires`` or ``isolated_baseline`` that does not exist.
-
-    Also yield one if ``isolated_baseline`` lacks the data-only control.
-    """
+    """Yield a problem per unknown arm in ``requires`` or ``isolated_baseline``, or without data-only control."""
     before = list(scenario.arms)
     for name in scenario.requires:
         if name not in scenario.arms:

@@ -1,7 +1,6 @@
-"""Defines the claims that a report can judge: common claims about tokenization, and claims with their own bounds.
+"""Define the claims that a report can judge: ranges that include a measured figure or not.
 
-Each claim is a range that includes a measured figure or not. A common claim states its range. If it names a single
-figure, its text in :data:`CLAIMS` states the range around it.
+If a common claim names a single figure, its text in :data:`CLAIMS` states the range around it.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ SHARES: tuple[Figure, ...] = ("sync share", "tokenization share", "device use")
 
 @dataclass(frozen=True)
 class ClaimKind:
-    """A claim about one figure: the figure ``of`` an arm, or its ratio to the baseline's, is from ``low`` to ``high``.
-
-    :data:`CLAIMS` has the common claims; harness.judge.claims makes one for each claim with its own bounds.
-    """
+    """A claim: the figure ``of`` an arm, or its ratio to the baseline's, is from ``low`` to ``high``."""
 
     text: str  # common wording
     of: Figure

@@ -102,10 +102,7 @@ class CommandArm:
 
     @property
     def declared(self) -> JsonObject:
-        """Entry of this arm in study.json: its values that differ from base, or the command's text if none differs.
-
-        The label of the user's code is added if it is set.
-        """
+        """Entry in study.json: values that differ from base (else the command), and the user's label."""
         entry: JsonObject = {COMMAND: dict(self.values) or self.text}
         return entry if self.code is None else {**entry, "code": self.code}
 
@@ -123,11 +120,7 @@ class CommandPlan:
 def open_scenario(
     path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
 ) -> Scenario | CommandScenario:
-    """Return the scenario at ``path``, with its overrides applied.
-
-    It is a CommandScenario if the file has a command or a loop, else a Scenario. Raises InputError as load_scenario
-    does.
-    """
+    """Return the CommandScenario (with a command or a loop) or Scenario at ``path``, as ``load_scenario`` does."""
     document = read_overridden(path, sets, repeats=repeats, interleave=interleave)
     return check_scenario(document) if key_of_commands(document) is None else _check_commands(document)
 
@@ -197,10 +190,7 @@ def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm
 
 
 def _runs(scenario: CommandScenario, values: dict[str, Value]) -> tuple[str, str]:
-    """Return (COMMAND, command) or (LOOP, function) of an arm; the arm's own entry wins over the scenario's.
-
-    Removes both keys from ``values``. The command is empty if neither is given.
-    """
+    """Return and remove (COMMAND, command) or (LOOP, function); the arm's entry wins. Empty if neither is given."""
     arm_entries = {key: values.pop(key, None) for key in (COMMAND, LOOP)}
     for kind, entry in (*arm_entries.items(), (COMMAND, scenario.command), (LOOP, scenario.loop)):
         if entry is not None:

@@ -71,10 +71,7 @@ class Edits:
 
 
 def parse_edits(texts: Iterable[str]) -> Edits:
-    """Parse ``KEY=VALUE`` texts.
-
-    Raises InputError (one line) for a wrong key or value, or a key that is given twice.
-    """
+    """Parse ``KEY=VALUE`` texts. Raises InputError for a wrong or repeated key, or a wrong value."""
     edits = Edits()
     given_keys: set[str] = set()
     for text in texts:
@@ -113,14 +110,7 @@ def _parsed(edits: Edits, key: str, value: str, text: str) -> Edits:
     low, high = COUNTS[key]
     if not re.fullmatch(r"\d{1,9}", value) or not low <= int(value) <= high:
         raise InputError(f"--set {text}: {key} takes a whole number from {low} to {high}")
-    count = int(value)
-    if key == "workers":
-        return replace(edits, workers=count)
-    if key == "prefetch":
-        return replace(edits, prefetch=count)
-    if key == "ranks":
-        return replace(edits, ranks=count)
-    return replace(edits, batch_size=count) if key == "batch_size" else replace(edits, cores=count)
+    return replace(edits, **{key: int(value)})  # type: ignore[arg-type]  # the fields named in COUNTS are numbers
 
 
 def _stage_change(value: str, text: str) -> StageEdit:

@@ -39,16 +39,8 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the first pydantic model inside an annotation, or None if it contains no model."""
-    return next(iter(models_in(annotation)), None)
-
-
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """Return the model of the section at ``path`` below ``model``; the first one of a union.
-
-    None for a value or unknown key.
-    """
+    """Return the model of the section at ``path`` (the first of a union); None for a value or unknown key."""
     return next(iter(sections_at(model, path)), None)
 
 
@@ -68,7 +60,7 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
         keys.append(f"{prefix}{name}")
-        if section := model_in(field.annotation):
+        for section in models_in(field.annotation)[:1]:
             keys += dotted_keys(section, f"{prefix}{name}.")
     return keys
 
@@ -135,10 +127,7 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 
 
 def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
-    """Return one InputError for all ``problems``: its message is the first by source and line, and the others follow.
-
-    None if there is no problem.
-    """
+    """Return an InputError for ``problems``, the first by source and line, others following; None without any."""
     nowhere = Mark(0, 0, "scenario")
     marked = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
     placed = sorted(marked, key=lambda p: (p[0], dotted(p[1].path)))

@@ -1,7 +1,4 @@
-"""Loads a scenario: merges files and options into one document (``extends``, dotted keys, ``--set``) and checks it.
-
-A name such as ``quickstart`` is quickstart.yaml in the current folder, else a shipped file.
-"""
+"""Load a scenario: merge files and options into one document (``extends``, dotted keys, ``--set``), and check it."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ def shipped(folder: Path) -> dict[str, Path]:
 def find_file(given: str | Path, folder: Path) -> Path:
     """Return the file ``given``, ``given``.yaml in the current folder, or the file of that name in ``folder``.
 
-    They are tried in this order. Raises InputError for a plain name (no suffix, no folder) that is none of them.
-    Other paths are returned unchecked.
+    Raises InputError for a plain name (no suffix, no folder) without a file. Other paths are returned unchecked.
     """
     path = Path(given)
     if len(path.parts) != 1 or path.suffix or path.is_file():
@@ -54,7 +50,7 @@ def find_file(given: str | Path, folder: Path) -> Path:
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "claims", "whatif", "requires", "isolated_baseline")
 SETTABLE = tuple(name for name in Scenario.model_fields if name not in (*FILE_ONLY, "base"))
 LOOP = "loop"  # key of a scenario whose arms are programs, as is COMMAND
-_COMMAND_LINE = 1_000_000  # Mark.order of options, which come after every file
+COMMAND_LINE = 1_000_000  # Mark.order of options, which come after every file
 
 
 def load_scenario(
@@ -62,9 +58,8 @@ def load_scenario(
 ) -> Scenario:
     """Read, extend, override and check the scenario file at ``path``, or the shipped scenario of that name.
 
-    ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
-    (``repeats=3``). ``repeats`` and ``interleave`` override the file unless None. Raises InputError with file, line,
-    dotted key and the allowed values. It also refuses a scenario whose arms are programs.
+    ``sets``: ``key=value`` texts with dotted keys of base or settings of the scenario. ``repeats``, ``interleave``
+    override unless None. Raises InputError with file, line, key and allowed values; also for arms that are programs.
     """
     document = read_overridden(path, sets or (), repeats=repeats, interleave=interleave)
     if (key := key_of_commands(document)) is not None:
@@ -78,24 +73,19 @@ def load_scenario(
 def read_overridden(
     path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
 ) -> Document:
-    """Return the document of the scenario file, merged with the files it extends and the options.
-
-    It is not checked yet.
-    """
+    """Return the scenario file's document, merged with ``extends`` and the options. It is not checked."""
     document = read_merged(find_file(path, SCENARIOS))
     for text in sets:
         apply_set(document, text)
     for option, value in (("repeats", repeats), ("interleave", interleave)):
         if value is not None:
-            apply_option(document, option, value)
+            document.data[option] = value
+            document.marks[(option,)] = Mark(COMMAND_LINE, 0, f"--{option} {value}")
     return document
 
 
 def check_scenario(document: Document) -> Scenario:
-    """Return the checked scenario of a document whose arms are trainer configurations.
-
-    Raises InputError for any problem.
-    """
+    """Return the checked scenario whose arms are trainer configurations. Raises InputError for any problem."""
     mistakes: list[Problem] = []
     data = {key: value for key, value in document.data.items() if value is not None}
     try:
@@ -120,11 +110,10 @@ def key_of_commands(document: Document) -> str | None:
 
 
 def read_merged(path: Path, what: str = "a scenario", needs: str = "name, question and arms") -> Document:
-    """Return the document of the file at ``path``, merged over the files that it extends.
+    """Return the document of ``path``, merged over the files that it extends, dotted keys nested, with its marks.
 
-    Dotted keys of base and arms are nested, and the marks (lines for error messages) are kept.
-    ``what``: kind of file, for messages. ``needs``: keys that such a file must have, for messages.
-    Raises InputError for an unreadable or missing file and for a cycle of ``extends``.
+    ``what``, ``needs``: kind of file and its required keys, for messages. Raises InputError for an unreadable file or a
+    cycle.
     """
     chain: list[Path] = []
     documents: list[Document] = []
@@ -157,10 +146,7 @@ def read_merged(path: Path, what: str = "a scenario", needs: str = "name, questi
 
 
 def apply_set(document: Document, text: str) -> None:
-    """Merge ``--set key=value`` (a YAML value) over ``document``, in place.
-
-    Raises InputError if the text is malformed, the key may be set only in the file, or the setting has no effect.
-    """
+    """Merge ``--set key=value`` over ``document``. Raises InputError if malformed, forbidden or without effect."""
     label = one_line(f"--set {text}")
     key, equals, value_text = text.partition("=")
     key = key.strip()
@@ -172,23 +158,23 @@ def apply_set(document: Document, text: str) -> None:
         raise InputError(f"{label}: only the file can set {first}; --set takes keys of base, and {', '.join(SETTABLE)}")
     if first not in (*SETTABLE, "base"):
         key = f"base.{key}"
-    try:
-        over = expand({key: value})
-    except DottedKeyError as error:
-        raise InputError(f"{label}: {error}") from error
-    _check_effect(document.data, over.get("base"), label)
-    mark, layer = Mark(_COMMAND_LINE, 0, label), Document(over)
-    for leaf in flatten(over):
-        path = tuple(leaf.split("."))
-        layer.marks |= {path[:end]: mark for end in range(2 if path[0] == "base" else 1, len(path) + 1)}
+    layer = option_layer(key, value, label)
+    _check_effect(document.data, layer.data.get("base"), label)
     merged = _merge(document, layer)
     document.data, document.marks = merged.data, merged.marks
 
 
-def apply_option(document: Document, option: str, value: Json) -> None:
-    """Set ``document``'s key ``option`` (repeats or interleave) to the value given on the command line."""
-    document.data[option] = value
-    document.marks[(option,)] = Mark(_COMMAND_LINE, 0, f"--{option} {value}")
+def option_layer(key: str, value: Json, label: str) -> Document:
+    """Return a document with the dotted ``key`` of an option. ``label``: the option, for its marks and for errors."""
+    try:
+        layer = Document(expand({key: value}))
+    except DottedKeyError as error:
+        raise InputError(f"{label}: {error}") from error
+    for leaf in flatten(layer.data):
+        path = tuple(leaf.split("."))
+        places = range(2 if path[0] == "base" else 1, len(path) + 1)
+        layer.marks |= {path[:end]: Mark(COMMAND_LINE, 0, label) for end in places}
+    return layer
 
 
 def _check_is_mapping(document: Document, path: Path, what: str, needs: str) -> None:
@@ -230,10 +216,7 @@ def _expand(document: Document, root: tuple[str, ...], mapping: JsonObject) -> N
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """Merge ``over`` over ``under``. ``base``, ``probes`` and each arm merge recursively, as by :func:`merge`.
-
-    ``strategy`` and values that are not mappings are replaced. Other mappings merge by top-level key.
-    """
+    """Merge ``over`` over ``under``: ``base``, ``probes`` and arms recursively, other mappings by top-level key."""
     data = dict(under.data)
     for key, value in over.data.items():
         below = data.get(key)
@@ -254,10 +237,7 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _check_effect(data: JsonObject, base: Json, label: str) -> None:
-    """Raise InputError for a --set without effect, because the matrix or every arm sets the same key.
-
-    ``base``: the keys of base that are set. ``label``: the option, for the message.
-    """
+    """Raise InputError for a --set whose key the matrix or every arm sets. ``base``: keys that base sets."""
     arms, matrix = (section(data, key) for key in ("arms", "matrix"))
     for leaf in flatten(base) if isinstance(base, dict) else ():
         if leaf in matrix:

@@ -1,7 +1,6 @@
-"""Defines the scenario file: a question, a base configuration, arms, controls, comparisons, probes, repeats.
+"""Define the scenario file: a question, a base configuration, arms, controls, comparisons, probes, repeats.
 
-Relative paths inside a configuration (``data.corpus.parquet``, tokenizer files) are relative to the current directory.
-The path of ``extends`` is relative to the file that contains it.
+Relative paths are relative to the current directory, that of ``extends`` to the file that contains it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Converts between dotted keys and nested mappings: ``data.batch_size: 2`` equals ``data: {batch_size: 2}``.
-
-Nested mappings are the working form. A leaf is anything except a non-empty mapping.
-"""
+"""Convert between dotted keys (``data.batch_size: 2``) and nested mappings, the working form."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ DOSES: dict[Dosed, str] = {
 
 
 class DottedKeyError(ValueError):
-    """Raised by :func:`expand` for a dotted key that is malformed or given twice.
-
-    ``path``: the key, split at its dots.
-    """
+    """Raised by :func:`expand` for a malformed or repeated dotted key. ``path``: the key, split at its dots."""
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
         super().__init__(f"{'.'.join(path)}: {message}")
@@ -42,11 +36,10 @@ class DottedKeyError(ValueError):
 
 
 def expand(mapping: JsonObject, path: tuple[str, ...] = (), split: Callable[..., None] | None = None) -> Nested:
-    """Return ``mapping`` with every dotted key nested, at any level.
+    """Return ``mapping`` with every dotted key nested, at any level. ``path``: keys above it.
 
-    ``path``: keys above ``mapping``, for errors and for ``split``.
-    ``split(written, parts)`` is called with each path as written and its nested path (both tuples of keys).
-    Raises DottedKeyError for an empty key part and for a value that is given twice.
+    ``split(written, parts)`` is called with each path as written and as nested. Raises DottedKeyError for an empty part
+    or a repeated value.
     """
     result: Nested = {}
     _expand_into(result, mapping, path, path, split)
@@ -86,10 +79,9 @@ def _expand_into(
 
 
 def merge(under: JsonObject, over: JsonObject, path: tuple[str, ...] = ()) -> Nested:
-    """Merge ``over`` over ``under`` (both nested): mappings merge key by key; other values are replaced.
+    """Merge ``over`` over ``under`` (both nested, at ``path``) key by key; other values are replaced.
 
     A member of an :data:`EXCLUSIVE` section drops the section's other members from ``under``.
-    ``path``: place of both mappings in the configuration.
     """
     members = EXCLUSIVE.get(path, ())
     if any(over.get(member) is not None for member in members):
@@ -117,10 +109,7 @@ def flatten(nested: JsonObject, prefix: str = "") -> Nested:
 
 
 def differing(first: JsonObject, second: JsonObject) -> list[str]:
-    """Return the dotted keys in which two nested configurations differ.
-
-    Keys of ``first`` come first, in its order; then those that only ``second`` has.
-    """
+    """Return the dotted keys in which two configurations differ: those of ``first``, then those of ``second`` only."""
     ours, theirs = flatten(first), flatten(second)
     return [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
 

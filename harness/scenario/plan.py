@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Literal
 
+from harness.machine.check import count
 from harness.machine.environment import has_nvidia_driver
 from harness.scenario.errors import did_you_mean
 from harness.scenario.model import Compare, Control, ProbesConfig, Scenario
@@ -26,10 +27,7 @@ from trainer.json_types import Json, JsonObject
 
 @dataclass(frozen=True)
 class MatrixPoint:
-    """One combination of the matrix values.
-
-    ``suffix`` (``@batch_size=8``) is appended to an arm's name; ``values`` are nested.
-    """
+    """One combination of matrix values. ``suffix`` (``@batch_size=8``) follows an arm's name."""
 
     suffix: str
     values: Nested
@@ -37,10 +35,7 @@ class MatrixPoint:
 
 @dataclass(frozen=True)
 class Variant:
-    """One arm at one matrix point; :func:`variants` makes it. ``name``: the arm's name with the point's suffix.
-
-    ``declared``: the point's and the arm's own keys, nested. ``nested``: the whole configuration.
-    """
+    """One arm at one matrix point. ``declared``: the point's and the arm's own keys; ``nested``: the whole."""
 
     name: str
     arm: str
@@ -65,10 +60,7 @@ def points(matrix: Mapping[str, Sequence[Json]]) -> Iterator[MatrixPoint]:
 
 
 def variants(scenario: Scenario) -> Iterator[Variant]:
-    """Yield every arm at every matrix point, arms in the outer loop.
-
-    Each configuration merges the defaults, then base, then the point, then the arm's own overrides.
-    """
+    """Yield every arm at every matrix point: defaults, then base, the point, and the arm's own overrides."""
     # The base starts from the defaults, so that `data.corpus.documents: 40` means the first 40 of the default corpus.
     base = merge(TrainerConfig().model_dump(), expand(scenario.base))
     combinations = list(points(scenario.matrix))
@@ -104,10 +96,7 @@ MAX_EXTRA = 64  # maximum of the keys of DOSES
 
 @dataclass(frozen=True)
 class Arm:
-    """One configuration to run, an arm or one of its controls; :func:`make_plan` makes it.
-
-    ``declared``: the dotted keys set on top of base, with their values.
-    """
+    """One configuration to run, an arm or a control. ``declared``: the dotted keys set on top of base."""
 
     name: str
     control: str | None
@@ -130,10 +119,8 @@ class Plan:
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
     """Return all runs of ``scenario``, which load_scenario has checked.
 
-    ``arms``: glob patterns that select arms by name, with or without their matrix point; empty selects all.
-    Controls of selected arms are kept, and so are comparisons with both sides selected.
-    Arms that lack a required Python module are left out.
-    Raises InputError, naming ``source``, if a pattern matches no arm, no arm is left, or there are more than MAX_ARMS.
+    ``arms``: glob patterns with or without matrix point; controls and whole comparisons of selected arms stay. Arms
+    without a required module are left out. Raises InputError for an unmatched pattern, no arm, or more than MAX_ARMS.
     """
     plain = list(variants(scenario))
     comparisons = compared(list(scenario.arms), scenario.compare, points(scenario.matrix))
@@ -174,10 +161,7 @@ def _left_out(scenario: Scenario, selected: Sequence[Variant]) -> dict[str, tupl
 def compared(
     arms: Sequence[str], compare: Sequence[Compare] | None, combinations: Iterable[MatrixPoint]
 ) -> tuple[ComparisonRecord, ...]:
-    """Return the pairs of arms to compare at each matrix point, each once. ``arms``: names before the matrix.
-
-    ``compare``: declared pairs; None: the first arm is the baseline of all others.
-    """
+    """Return the pairs to compare at each matrix point. ``compare``: None for the first arm against all others."""
     suffixes = [point.suffix for point in combinations]
     pairs = [(arms[0], arm) for arm in arms[1:]]
     if compare is not None:
@@ -228,10 +212,7 @@ def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], ba
 
 
 def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
-    """Yield the names of the extra runs that probes need: those that measure the cost of probes, and the profiled run.
-
-    ``calibrated``: True for the arm on which the cost of probes is measured.
-    """
+    """Yield the names of the extra runs of probes. ``calibrated``: True for the arm that measures their cost."""
     if calibrated and probes.calibrate:
         sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
         disturbing = {"torch_profiler": probes.profiled_run, "py_spy": probes.py_spy}
@@ -242,10 +223,7 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
 
 
 def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig) -> Iterator[tuple[str, Nested]]:
-    """Yield a name such as ``dose-tokenize-2`` and its nested overrides, for each dose of the work that the arm does.
-
-    Raises InputError if a dose exceeds MAX_EXTRA repetitions.
-    """
+    """Yield a name such as ``dose-tokenize-2`` and overrides per dose. Raises InputError above MAX_EXTRA."""
     for kind, key in dict.fromkeys(_dosed(config, dose) for dose in scenario.dose):
         work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its own work
         for times in DOSE_TIMES if _has_work(config, kind) else ():
@@ -288,10 +266,7 @@ def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
 
 
 def describe(plan: Plan) -> str:
-    """Return a table of all runs in order, with the declared keys as columns.
-
-    A line of counts follows, and a line for each arm that is left out.
-    """
+    """Return a table of all runs in order, a line of counts, and a line for each arm that is left out."""
     keys = list(dict.fromkeys(key for arm in plan.arms for key in arm.declared))
     cells = {}
     for arm in plan.arms:
@@ -307,9 +282,9 @@ def describe(plan: Plan) -> str:
     plain = sum(arm.control is None for arm in plan.arms)
     controls = len(plan.arms) - plain - profiled
     counts = (
-        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {plain + controls} ({_count(plain, 'arm')}, "
-        f"{_count(controls, 'control')}){f' and {profiled} profiled' if profiled else ''}; "
-        f"{_count(len(plan.comparisons), 'comparison')}"
+        f"{len(rows) - 1} runs: {len(plan.blocks)} blocks x {plain + controls} ({count(plain, 'arm')}, "
+        f"{count(controls, 'control')}){f' and {profiled} profiled' if profiled else ''}; "
+        f"{count(len(plan.comparisons), 'comparison')}"
     )
     left_out = [
         f"{name} is left out: it needs {', '.join(modules)}, which is not installed"
@@ -342,7 +317,3 @@ def _cell(value: Json) -> str:
     if value is None or isinstance(value, bool):
         return "-" if value is None else str(value).lower()
     return visible(one_line(str(value)))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

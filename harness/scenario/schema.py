@@ -22,10 +22,7 @@ def schema_text() -> str:
 
 
 def scenario_schema() -> JsonObject:
-    """Build the JSON Schema. ``base`` and arms take any key of TrainerConfig, nested or dotted; ``matrix`` takes lists.
-
-    A file with a ``command`` or a ``loop`` is a CommandScenario.
-    """
+    """Build the JSON Schema: ``base`` and arms take nested or dotted keys of TrainerConfig, ``matrix`` takes lists."""
     schema = Scenario.model_json_schema()
     trainer = TrainerConfig.model_json_schema()
     definitions: _Schema = {**schema.pop("$defs"), **trainer.pop("$defs")}
@@ -63,10 +60,7 @@ def scenario_schema() -> JsonObject:
 
 
 def _subschema(trainer: _Schema, definitions: _Schema, key: str) -> _Schema:
-    """Return the schema of one dotted key, without title and default.
-
-    A section may be given partly, so its own default does not apply.
-    """
+    """Return the schema of a dotted key, without title and default, because a section may be given partly."""
     current = trainer
     for part in key.split("."):
         reference = next(iter(_references(current)), None)

@@ -1,7 +1,7 @@
-"""Reads YAML into plain data, and keeps the line of every key for error messages.
+"""Read YAML into plain data, and keep the line of every key for error messages. Safe tags only.
 
-Safe tags only. Two departures from PyYAML: ``1e-3`` is a number (YAML 1.1 wants ``1.0e-3``), dates stay text.
-Refused with one line each: duplicate keys, cycles, alias bombs, keys that are not text, more than one document.
+Unlike PyYAML, ``1e-3`` is a number and dates stay text. Duplicate keys, cycles, alias bombs, keys that are not text and
+several documents are refused.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """Place of a value in a source.
-
-    ``order``: number of the source (0 is read first). ``line``: counts from 1; 0 if unknown.
-    """
+    """Place of a value. ``order``: number of the source (0 is read first). ``line``: from 1; 0 if unknown."""
 
     order: int
     line: int
@@ -79,10 +76,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_document(path: Path, order: int = 0) -> Document:
-    """Return the parsed YAML file at ``path``. ``order``: number of the file among merged files, kept in its marks.
-
-    Raises InputError (one line) if it is missing, unreadable, too large or not valid YAML.
-    """
+    """Return the parsed file (``order`` among merged files). Raises InputError if missing, too large or not YAML."""
     try:
         with path.open("rb") as file:  # a device such as /dev/zero never ends
             content = file.read(MAX_YAML_BYTES + 1)
@@ -103,10 +97,7 @@ def read_document(path: Path, order: int = 0) -> Document:
 
 
 def parse_document(text: str, source: str, order: int = 0, numbered: bool = True) -> Document:
-    """Parse YAML ``text``; ``data`` is None for empty text.
-
-    Errors name ``source`` and, if ``numbered``, the line. ``order``: number of the source, kept in its marks.
-    """
+    """Parse YAML; ``data`` is None for empty text. Errors name ``source`` and, if ``numbered``, the line."""
     try:
         node = yaml.compose(text, Loader=_Loader) if _shallow(text, source) else None
     except yaml.MarkedYAMLError as error:
@@ -122,10 +113,7 @@ def parse_document(text: str, source: str, order: int = 0, numbered: bool = True
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's problem as one line.
-
-    A composer's error names two places, such as an anchor that is given twice.
-    """
+    """Return PyYAML's problem as one line. A composer's error names two places, as of a repeated anchor."""
     if isinstance(error, yaml.composer.ComposerError) and error.context and error.context_mark:
         return one_line(f"{error.context} (line {error.context_mark.line + 1}), {error.problem}")
     return one_line(error.problem or str(error))

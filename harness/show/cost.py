@@ -39,7 +39,7 @@ from harness.show.words import (
 from trainer.json_types import Json
 
 if TYPE_CHECKING:
-    from harness.launch.spending import Expense
+    from harness.launch.budget import Expense
 
 # Assumes that every step takes as long as the slowest measured one. Later steps may take even longer.
 AT_SLOWEST = "at the slowest"

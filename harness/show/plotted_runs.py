@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.explain.ledger import StepLosses
 from harness.judge.learning import ChoicePass, choice_passes
-from harness.launch.spending import expense_of, seconds_of
+from harness.launch.budget import expense_of, seconds_of
 from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, LossRow, read_evaluations, read_losses
 from harness.scenario.overrides import flatten
 from harness.show.cost import dollars, hours

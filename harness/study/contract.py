@@ -1,7 +1,6 @@
-"""Defines the results contract (schema 1): the tables, columns and files of a run, their names and their meaning.
+"""Define the results contract (schema 1): the tables, columns and files of a run, their names and their meaning.
 
-Other modules are imported only within functions, so that every room can import this one. ``docs/generate.py`` builds a
-page of the documentation from :data:`COLUMN_MEANINGS`. A test checks that every column has a line there.
+Other modules are imported only within functions. ``docs/generate.py`` builds a page from :data:`COLUMN_MEANINGS`.
 """
 
 from __future__ import annotations
@@ -126,10 +125,7 @@ AWAITED, READY = "awaited", "ready"  # names of receive spans
 
 
 def rank_file(table: str, rank: int) -> str:
-    """Return the file name of a table (steps or spans) of one rank.
-
-    Rank 0 has the plain name, such as steps.parquet.
-    """
+    """Return the file name of one rank's table; rank 0 has the plain name, such as steps.parquet."""
     return f"{table}.rank-{rank}.parquet" if rank else f"{table}.parquet"
 
 

@@ -1,9 +1,7 @@
-"""Names, links and digests of a study's files.
+"""Names, links and digests of a study's files. A link that would lead out of the study's folder is refused.
 
-A link that would lead out of the study's folder is refused. run.json has each file's SHA-256, which shows if a file was
-damaged after the run wrote it. A file may have two digests while it is replaced, so that one of them matches at any
-moment of a kill. run.json and study.json also have a digest of their own content. In run.json this digest does not
-cover the digests of the files. Those have their own digest (:data:`OF_DIGESTS`), which it does cover.
+run.json has each file's SHA-256 (two while it is replaced, so that one matches at any moment of a kill). run.json and
+study.json have a digest of their own content; in run.json, the files' digests have their own (:data:`OF_DIGESTS`).
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ MAX_NAME_BYTES = 255  # bytes of one part of a path, on every common file system
 
 
 def folder_name(name: str) -> str:
-    """Return ``name`` unchanged.
-
-    Raises ValueError if it cannot name a single folder, for example because of a slash.
-    """
+    """Return ``name``. Raises ValueError if it cannot name a single folder, for example because of a slash."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
         raise ValueError(f"not usable as a folder's name: {_short(name)}")
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -37,10 +32,7 @@ def folder_name(name: str) -> str:
 
 
 def check_folder_name(name: str, what: str) -> str:
-    """Return ``name``. Raises InputError if it is not the name of a single folder.
-
-    ``what``: what it names, for the error.
-    """
+    """Return ``name``. Raises InputError, naming ``what``, if it is not the name of a single folder."""
     try:
         return folder_name(name)
     except ValueError as error:
@@ -129,10 +121,7 @@ def seals_digests(content: JsonObject) -> bool:
 
 
 def check_sealed(path: Path, content: JsonObject) -> None:
-    """Raise InputError if the record at ``path`` was changed after it was written.
-
-    Old records without digests are accepted.
-    """
+    """Raise InputError if the record at ``path`` was changed since. Old records have no digests, and pass."""
     if CONTENT in content and content[CONTENT] != _content_digest(content):
         raise InputError(
             f"{path}: damaged, or changed since it was written: its content does not match the SHA-256 in its key "
@@ -162,9 +151,7 @@ def _json_digest(value: object) -> str:
 
 
 def check(folder: Path, known: Digests, names: Iterable[str]) -> None:
-    """Raise InputError if one of the files ``names`` in ``folder`` is missing or differs from its digest in
-    ``known``.
-    """
+    """Raise InputError if a file of ``names`` in ``folder`` is missing or differs from its digest in ``known``."""
     for name in names:
         path = folder / name
         try:

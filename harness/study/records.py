@@ -1,7 +1,7 @@
-"""Defines study.json and run.json as dataclasses, and validates records that are read back. A field's name is its key.
+"""Define study.json and run.json as dataclasses, and validate records that are read back.
 
-A later version may add fields with a default. Older files can still be read, and an older version drops unknown keys
-(see :meth:`harness.study.store.StudyFolder.read_study`). Both keep unknown keys of a run's facts.
+A field's name is its key. Later versions may add fields with a default; unknown keys are dropped, but those of a run's
+facts kept.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,11 +26,7 @@ _adapters: dict[type, TypeAdapter[Any]] = {}  # Building an adapter takes millis
 
 
 def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
-    """Return ``content`` as an instance of the dataclass ``kind``.
-
-    Raises pydantic's ValidationError if it does not fit. Keys that ``kind`` does not have are dropped, because a later
-    version may have added them.
-    """
+    """Return ``content`` as ``kind``, without keys of later versions. Raises pydantic's ValidationError."""
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
     names = {declared.name for declared in fields(kind)}  # type: ignore[arg-type]  # kind is a dataclass
@@ -38,10 +35,7 @@ def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
 
 
 def read_record(path: Path, kind: type[Record], schema: int) -> Record | None:
-    """Read a JSON file as the dataclass ``kind``; None if there is no file. Raises InputError if it is damaged.
-
-    ``schema``: version that the file must have.
-    """
+    """Read a JSON file as ``kind``; None without a file. Raises InputError if damaged or of another ``schema``."""
     try:
         content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -68,10 +62,7 @@ SmallCount = Annotated[int, Field(ge=0, le=2**24)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts of one run that were found while it ran, such as device and number of parameters.
-
-    None: the run lacks the fact, or recorded it as null (see ``nulls``).
-    """
+    """Facts found while a run ran. None: the run lacks the fact, or recorded it as null (see ``nulls``)."""
 
     emulation: str | None = None  # assumptions of the emulated device
     profile: str | None = None  # name of the device's profile
@@ -168,10 +159,7 @@ class RunFacts:
 
     @property
     def times_fetches(self) -> bool:
-        """True if the time to fetch data was measured.
-
-        An attached program may get its data in a way that is not timed.
-        """
+        """True if fetch times were measured; an attached program may get data in a way that is not timed."""
         return self.attached is None or any(part.startswith("fetch") for part in self.attached.split("; "))
 
     @property
@@ -180,10 +168,9 @@ class RunFacts:
         return self.attached is None or "fetch: DataLoader" in self.attached
 
     def gave_no_items(self, workers: int) -> bool:
-        """Return True if ``workers`` loader workers made no batch because an iterable dataset gave them too few items.
+        """Return True if ``workers`` made no batch because an iterable dataset gave them too few items.
 
-        This trainer receives the batches of its workers in turn, so a worker without batches has no items. For a
-        program, only torch's message that a worker ran out of items shows that.
+        For a program, only torch's message that a worker ran out of items shows that.
         """
         return bool(self.iterable) if self.attached is None else (self.empty_workers or 0) >= workers
 
@@ -260,10 +247,7 @@ BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of run.json: one run as it was executed, and its result.
-
-    To add later results, make a new record with :func:`dataclasses.replace`.
-    """
+    """Content of run.json: one run and its result. Add results with :func:`dataclasses.replace`."""
 
     arm: FolderName
     block: BlockNumber
@@ -311,8 +295,7 @@ class RunRecord:
 class CodeRecord:
     """A state of the code that an arm runs: ``folder`` has harness/ and trainer/, ``python`` is the interpreter.
 
-    ``directory``: the working directory of its runs, with a state of the user's own code; None: the launcher's.
-    ``path``: further folders with code of that state.
+    ``directory``: of its runs, with the user's own code; None: the launcher's. ``path``: further folders of that state.
     """
 
     folder: str
@@ -325,11 +308,7 @@ class CodeRecord:
 
 @dataclass(frozen=True)
 class OtherDefault:
-    """A setting whose default differs between the two states of the harness that ``harness regress`` compares.
-
-    ``lacking``: the side that does not have this key, and always acts as with ``base``. The other acts as with
-    ``asked``.
-    """
+    """A setting with another default on one side of ``harness regress``; ``lacking``: the side without this key."""
 
     key: str
     base: Json = None
@@ -398,6 +377,11 @@ class StudyRecord:
     def is_training(self) -> bool:
         """True for a single training (harness train). Its blocks are its parts, from one resumption to the next."""
         return self.interleave_reason == ONE_TRAINING
+
+
+def now() -> str:
+    """Return the UTC time to the second, in ISO format."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_study_id() -> str:

@@ -1,7 +1,4 @@
-"""Reads one run back: its record, its tables (each on first use), and the reports of its probes.
-
-Times in probes.json are CLOCK_MONOTONIC in nanoseconds. Unknown keys are dropped, because a later version may add them.
-"""
+"""Read one run back: its record, its tables (each on first use), and the reports of its probes (times in ns)."""
 
 from __future__ import annotations
 
@@ -14,13 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from harness.study.records import RunRecord, first_fault
 from harness.study.tables import StoredTable
@@ -111,10 +102,7 @@ Result = TypeVar("Result")
 
 
 class _Lazy:
-    """Descriptor of a dataclass field that holds a table, or its place on disk. Reading the field returns the table.
-
-    Only the constructor of the dataclass sets it, because the dataclass is frozen.
-    """
+    """Descriptor of a field that holds a table or its place on disk; returns the table. Set by the constructor only."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -131,10 +119,9 @@ class _Lazy:
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """One run, read back from its folder: its record and its tables (None if missing). Made by ``StudyFolder.runs``.
+    """One run, read back from its folder: record, tables (None if missing) and ``probes`` (probes.json).
 
-    A large table is read anew at each access of its field, so keep the result while you need it. ``probes``: its
-    probes.json, empty if there is none.
+    A large table is read anew at each access of its field, so keep the result while you need it.
     """
 
     record: RunRecord
@@ -162,17 +149,11 @@ class RunData:
         return None if value is None else value.select(names)
 
     def steps_where(self, chosen: Any) -> pa.Table | None:
-        """Return the rows of the steps table that the pyarrow expression ``chosen`` selects.
-
-        None if there is no table.
-        """
+        """Return the rows of the steps table that ``chosen`` (pyarrow) selects; None without a table."""
         return _filtered(self.__dict__["_steps"], chosen)
 
     def spans_where(self, chosen: Any) -> pa.Table | None:
-        """Return the rows of the spans table that the pyarrow expression ``chosen`` selects.
-
-        None if there is no table.
-        """
+        """Return the rows of the spans table that ``chosen`` (pyarrow) selects; None without a table."""
         return _filtered(self.__dict__["_spans"], chosen)
 
     @property
@@ -208,10 +189,7 @@ class RunData:
             yield from value.select(columns).to_batches()
 
     def once(self, what: str, make: Callable[[], Result]) -> Result:
-        """Return the result of ``make``, which is called only the first time for the key ``what``.
-
-        Results should be small.
-        """
+        """Return the result of ``make``, called only the first time for ``what``. Results should be small."""
         if what not in self._results:
             self._results[what] = make()
         return cast("Result", self._results[what])

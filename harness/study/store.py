@@ -1,7 +1,4 @@
-"""Writes and reads a study's folder: the tables and records of the results contract (schema 1).
-
-Everything is written to a temporary name beside its target and renamed, so a reader never sees half a file.
-"""
+"""Write and read a study's folder (schema 1). Files are renamed into place: a reader never sees half of one."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from harness.study import files
 from harness.study.contract import (
     EVALUATION_COLUMNS,
     PROFILED,
@@ -24,19 +22,7 @@ from harness.study.contract import (
     Columns,
     arrow_schema,
 )
-from harness.study.files import (
-    CONTENT,
-    check,
-    check_folder_name,
-    check_no_links,
-    check_sealed,
-    digest,
-    digests_of,
-    folder_name,
-    sealed,
-    seals_digests,
-)
-from harness.study.records import RunRecord, StudyRecord, is_of_study
+from harness.study.records import RunRecord, StudyRecord, first_fault, is_of_study, made_of
 from harness.study.run_data import ProbesRecord, RunData, read_facts
 from harness.study.tables import StoredTable, with_run, write_parquet, write_table
 from trainer.errors import InputError
@@ -50,10 +36,7 @@ Record = TypeVar("Record", RunRecord, StudyRecord)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as indented JSON, atomically.
-
-    Raises ValueError for NaN and infinity; the contract requires null.
-    """
+    """Write indented JSON atomically. Raises ValueError for NaN and infinity; the contract requires null."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
 
 
@@ -89,7 +72,7 @@ class StudyFolder:
 
     def run(self, arm: str, block: int) -> Path:
         """Return the folder of a run, runs/ARM/BLOCK. Raises InputError if ``arm`` is no name of a single folder."""
-        return self.path / "runs" / check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
+        return self.path / "runs" / files.check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
 
     def run_json(self, arm: str, block: int) -> Path:
         return self.run(arm, block) / "run.json"
@@ -100,23 +83,20 @@ class StudyFolder:
             remove_leftovers(folder)
 
     def write_study(self, record: StudyRecord) -> None:
-        write_json(self.study_json, sealed(_study_json(record)))
+        write_json(self.study_json, files.sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
-        """Read study.json. Raises InputError if it is damaged, or if files of the study are links.
-
-        Every command calls this before it reads, writes or removes other files of an existing study.
-        """
+        """Read study.json, before any other file. Raises InputError if it is damaged, or if files are links."""
         record = _record_of(self.study_json, _read_json(self.study_json), StudyRecord)
-        check_no_links(self.path)
+        files.check_no_links(self.path)
         return record
 
     def write_run(self, record: RunRecord) -> None:
-        write_json(self.run(record.arm, record.block) / "run.json", sealed(record.to_json()))
+        write_json(self.run(record.arm, record.block) / "run.json", files.sealed(record.to_json()))
 
     def write_whole_run(self, record: RunRecord) -> None:
         """Write run.json with the digests of all other files of the run. Call it when these are written."""
-        self.write_run(replace(record, digests=digests_of(self.run(record.arm, record.block))))
+        self.write_run(replace(record, digests=files.digests_of(self.run(record.arm, record.block))))
 
     def write_tables(self, arm: str, block: int, steps: Columns, spans: Columns, samples: Columns) -> None:
         folder = self.run(arm, block)
@@ -128,9 +108,7 @@ class StudyFolder:
         write_table(self.run(arm, block) / "samples.parquet", SAMPLE_COLUMNS, samples)
 
     def write_steps(self, record: RunRecord, steps: pa.Table) -> None:
-        """Replace a run's steps table with ``steps``, which has the contract's columns and maybe others, and update
-        its digest.
-        """
+        """Replace a run's steps table (the contract's columns and maybe others), and update its digest."""
         contract = arrow_schema(STEP_COLUMNS)
         # columns of a later version, or of a user
         extra = [name for name in steps.column_names if name not in contract.names]
@@ -146,16 +124,13 @@ class StudyFolder:
 
         def write(temporary: Path) -> None:
             write_parquet(temporary, table)
-            self._expect(record, path, (*recorded, digest(temporary)))
+            self._expect(record, path, (*recorded, files.digest(temporary)))
 
         write_atomically(path, write)
-        self._expect(record, path, (digest(path),))
+        self._expect(record, path, (files.digest(path),))
 
     def _intact(self, path: Path, record: RunRecord) -> tuple[_Tables, RunRecord]:
-        """Return the tables of the run at ``path`` (run.json), and its record. Raises InputError if a table is damaged.
-
-        If a report has replaced a table meanwhile, the record is read again.
-        """
+        """Return a run's tables and record. Raises InputError for damage; a table just replaced is read again."""
         try:
             return _tables(path.parent, record), record
         except InputError:
@@ -165,10 +140,7 @@ class StudyFolder:
             return _tables(path.parent, reread), reread
 
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
-        """Write the digests of the file ``path`` to run.json: the present one and, while it is replaced, also the next.
-
-        Keys of later versions in run.json are kept.
-        """
+        """Write the digests of the file ``path`` (present and, during a replacement, next) to run.json."""
         run_json = path.with_name("run.json")
         write_json(run_json, {**_read_json(run_json), "digests": {**record.digests, path.name: digests}})
 
@@ -182,7 +154,7 @@ class StudyFolder:
             return False
         folder = self.run(arm, block)
         try:
-            check(folder, record.digests, record.digests)
+            files.check(folder, record.digests, record.digests)
             return _tables(folder, record).steps is not None
         except InputError:
             return False
@@ -199,11 +171,7 @@ class StudyFolder:
         return self._read_run(self.run_json(arm, block))
 
     def _read_run(self, path: Path) -> RunRecord:
-        """Return the record in run.json at ``path``.
-
-        Raises InputError if it is damaged, or belongs to another run or study. Also raises InputError for a table in
-        the folder that the run did not write.
-        """
+        """Return the record in run.json. Raises InputError if damaged or another run's, or for a stray table."""
         content = _read_json(path)
         record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])
         # Files written by the record's names would go to the folder of another run.
@@ -214,20 +182,17 @@ class StudyFolder:
             raise InputError(
                 f"{path}: it is a run of another study (its session is {record.session!r}, this study's id {study_id})"
             )
-        if seals_digests(content):
+        if files.seals_digests(content):
             for name in (f"{table}.parquet" for table in COLUMNS):
                 if name not in record.digests and (path.parent / name).exists():
                     raise InputError(
                         f"{path.parent / name}: the run did not write this file: run.json has no SHA-256 of it (key "
-                        f"digests). If it was added on purpose, remove the key {CONTENT} of run.json"
+                        f"digests). If it was added on purpose, remove the key {files.CONTENT} of run.json"
                     )
         return record
 
     def runs(self) -> Iterator[RunData]:
-        """Yield every run that has a run.json, sorted by arm and block.
-
-        A damaged or missing table makes a run count as failed.
-        """
+        """Yield every run with a run.json, by arm and block. A damaged or missing table makes a run failed."""
         windows: dict[str, RunData] = {}
         runs = list(self._runs(windows))
         for run in runs:
@@ -275,12 +240,7 @@ class _Tables(NamedTuple):
     evaluations: StoredTable | None = None
 
 
-COLUMNS = {
-    "steps": STEP_COLUMNS,
-    "spans": SPAN_COLUMNS,
-    "samples": SAMPLE_COLUMNS,
-    "evaluations": EVALUATION_COLUMNS,
-}
+COLUMNS = {"steps": STEP_COLUMNS, "spans": SPAN_COLUMNS, "samples": SAMPLE_COLUMNS, "evaluations": EVALUATION_COLUMNS}
 
 
 def _tables(folder: Path, record: RunRecord) -> _Tables:
@@ -289,7 +249,7 @@ def _tables(folder: Path, record: RunRecord) -> _Tables:
     for name, columns in COLUMNS.items():
         file = folder / f"{name}.parquet"
         recorded = record.digests.keys() & {file.name}
-        check(folder, record.digests, recorded)
+        files.check(folder, record.digests, recorded)
         if file.exists():
             tables[name] = StoredTable(file, columns)
             tables[name].check(as_written=bool(recorded))
@@ -303,7 +263,7 @@ def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
     problems = []
     for name in [*(record.digests.keys() & {path.name}), *sorted(probe_files)]:
         try:
-            check(folder, record.digests, [name])
+            files.check(folder, record.digests, [name])
         except InputError as error:
             problems.append(str(error))
     if problems and path.name in problems[0]:
@@ -341,10 +301,7 @@ def _study_id(study_json: Path) -> str:
 
 @lru_cache(maxsize=8)  # Cached, because it is called once per run.
 def _id_in(study_json: Path, *_which: int) -> str:
-    """Return the id in study.json.
-
-    "" if it has none or is unreadable. ``_which``: state of the file, as key of the cache.
-    """
+    """Return the id in study.json, or "". ``_which``: state of the file, as key of the cache."""
     try:
         study_id = _read_json(study_json).get("id")
     except InputError:
@@ -369,20 +326,16 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
-    """Return ``content`` of the file ``path`` as a record of ``kind``. Keys of later versions are dropped.
-
-    Raises InputError for a missing or wrong key, another schema, or changed content.
-    """
+    """Return ``content`` as ``kind``; later keys are dropped. Raises InputError for wrong keys, schema or digest."""
     from pydantic import ValidationError
 
-    from harness.study.records import first_fault, made_of
-
-    _check_schema(path, content)
+    if content.get("schema") != SCHEMA:
+        raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {SCHEMA}")
     try:
         record = made_of(kind, content)
     except ValidationError as error:
         raise InputError(f"{path}: {first_fault(error)}") from error
-    check_sealed(path, content)  # The errors above say more, so they come first.
+    files.check_sealed(path, content)  # The errors above say more, so they come first.
     return record
 
 
@@ -390,10 +343,5 @@ def _of_a_run(path: Path) -> bool:
     """Return True if ``path`` has the form runs/<arm>/<block>/run.json that :meth:`StudyFolder.run` produces."""
     arm, block = path.parts[-3:-1]
     with suppress(ValueError):
-        return block.isdecimal() and str(int(block)) == block and folder_name(arm) == arm
+        return block.isdecimal() and str(int(block)) == block and files.folder_name(arm) == arm
     return False
-
-
-def _check_schema(path: Path, content: JsonObject) -> None:
-    if content.get("schema") != SCHEMA:
-        raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {SCHEMA}")

@@ -1,7 +1,4 @@
-"""Reads, checks and writes tables of the results contract as parquet files.
-
-pyarrow is imported only when a table is used.
-"""
+"""Read, check and write tables of the results contract (parquet). pyarrow is imported only when needed."""
 
 from __future__ import annotations
 
@@ -35,20 +32,14 @@ CLOCKS, LATEST_NS = ("start_ns", "end_ns", "t_ns"), 2**62  # time since the mach
 
 
 class StoredTable:
-    """A table of the results contract on disk, read on demand.
-
-    Its methods raise InputError if the file is no such table.
-    """
+    """A table of the results contract on disk, read on demand. Its methods raise InputError if it is none."""
 
     def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
         self._path, self._columns = path, columns
         self._kept: pa.Table | None = None
 
     def check(self, *, as_written: bool = False) -> None:
-        """Raise InputError if the file is damaged, before anything is computed from it. The whole file is read once.
-
-        ``as_written``: a digest has shown that the file is intact, so a large one is only opened.
-        """
+        """Raise InputError if the file is damaged. ``as_written``: a digest matched; a large file is only opened."""
         if self._path.stat().st_size <= SMALL_FILE_BYTES:
             self.read()
             return
@@ -73,10 +64,7 @@ class StoredTable:
         return pa.Table.from_batches(batches, schema)
 
     def read(self) -> pa.Table:
-        """Return the whole table. Columns that the file lacks, because it is older, are null.
-
-        Small tables stay in memory.
-        """
+        """Return the whole table; columns that an older file lacks are null. Small tables stay in memory."""
         if self._kept is not None:
             return self._kept
         with self._opened() as file:
@@ -110,10 +98,7 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield ``columns`` of the table in pieces of at most :data:`BATCH_ROWS` rows. Texts may be dictionary-encoded.
-
-        Two row groups are in memory at a time, one of them being read.
-        """
+        """Yield pieces of at most :data:`BATCH_ROWS` rows. Texts may be dictionary-encoded."""
         if self._kept is not None:
             yield from self._kept.select(columns).to_batches()
             return
@@ -193,10 +178,7 @@ def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
 
 
 def _give_back_at_once() -> None:
-    """Make glibc return large arrays to the system when they are freed. Otherwise it keeps them in long runs.
-
-    It still keeps smaller ones: getting new pages for each takes a quarter of the time of such an analysis.
-    """
+    """Make glibc return large freed arrays to the system; smaller ones would take a quarter of the time."""
     m_mmap_threshold, m_trim_threshold = -3, -1  # malloc.h
     with suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
@@ -214,11 +196,7 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 def completed(
     path: Path, table: pa.Table, columns: tuple[tuple[str, str], ...], wanted: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return ``table`` with the types of ``columns``. Columns of later versions that it lacks are added as null.
-
-    ``wanted``: names of the requested columns; None for all. Raises InputError if the table does not follow the
-    contract.
-    """
+    """Return ``table`` with the types of ``columns``, lacking later ones as null. Raises InputError if wrong."""
     import pyarrow as pa
 
     types = {field.name: field.type for field in table.schema}
@@ -242,10 +220,7 @@ def completed(
 
 
 def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
-    """Return ``table`` with the column ``name`` converted to type ``kind``.
-
-    Raises InputError if that is not possible.
-    """
+    """Return ``table`` with the column ``name`` converted to ``kind``. Raises InputError if that is not possible."""
     import pyarrow as pa
 
     actual = table.schema.field(name).type
@@ -259,9 +234,7 @@ def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Tabl
 
 
 def _check_text(path: Path, table: pa.Table, name: str) -> None:
-    """Raise InputError if the column ``name`` has text that is not UTF-8, which would fail later with a worse
-    message.
-    """
+    """Raise InputError if the column ``name`` has text that is not UTF-8, which would fail later."""
     import pyarrow as pa
 
     try:
@@ -271,10 +244,7 @@ def _check_text(path: Path, table: pa.Table, name: str) -> None:
 
 
 def _check_range(path: Path, table: pa.Table, name: str) -> None:
-    """Raise InputError if the integer column ``name`` has a value out of range. In range, its sums are exact in floats.
-
-    Clock times have a wider range, because they are never summed.
-    """
+    """Raise InputError for values whose sums are not exact in floats; clock times, never summed, may be larger."""
     import pyarrow.compute as pc
 
     extremes = pc.min_max(table.column(name))
@@ -292,10 +262,7 @@ TABLE_ROW_GROUP = 1 << 18  # maximum rows; a reader of some steps reads only the
 
 
 def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
-    """Return ``rows`` ({column: values}) as a table with exactly ``columns`` (name, Arrow type).
-
-    A missing column is null.
-    """
+    """Return ``rows`` ({column: values}) as a table with exactly ``columns``; a missing column is null."""
     import pyarrow as pa
 
     count = len(next(iter(rows.values()))) if rows else 0
@@ -304,20 +271,13 @@ def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
 
 
 def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
-    """Write ``rows`` ({column: values}) as parquet. ``columns``: (name, Arrow type); a missing column is null.
-
-    If ``path`` is runs/ARM/BLOCK/FILE, columns for arm and block are added in front.
-    """
+    """Write ``rows`` as parquet (a missing column is null), below runs/ARM/BLOCK with columns for arm and block."""
     table = with_run(path, make_table(columns, rows))
     write_atomically(path, lambda temporary: write_parquet(temporary, table))
 
 
 def with_run(path: Path, table: pa.Table) -> pa.Table:
-    """Return ``table`` with leading columns ``arm`` and ``block``, taken from a ``path`` of the form
-    runs/ARM/BLOCK/FILE.
-
-    For any other ``path`` it is returned unchanged.
-    """
+    """Return ``table`` with leading columns ``arm`` and ``block`` if ``path`` is runs/ARM/BLOCK/FILE; else itself."""
     import pyarrow as pa
 
     runs, arm, block = ("", "", "", *path.absolute().parts)[-4:-1]
@@ -334,10 +294,7 @@ def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | N
 
 
 class TableFile:
-    """Writes a table in portions to a temporary file.
-
-    A portion is on disk, and out of memory, when :meth:`append` returns.
-    """
+    """Writes a table in portions to a temporary file. :meth:`append` returns once the portion is on disk."""
 
     def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
         self._path, self._columns = path, columns
@@ -381,10 +338,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of a parquet writer: page checksums, and dictionaries for text columns only.
-
-    Dictionaries of times would take half of all writing time and save nothing.
-    """
+    """Return parquet options: page checksums; dictionaries for texts only, because for times they save nothing."""
     import pyarrow as pa
 
     texts = [field.name for field in schema if pa.types.is_string(field.type)]

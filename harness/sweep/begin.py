@@ -9,17 +9,16 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from harness.launch.preparation import check_devices, check_writable, prepare_data
-from harness.launch.study import create_folder, now, only_one
+from harness.launch.study import create_folder, only_one
 from harness.machine.environment import has_nvidia_driver, record_environment
+from harness.study.records import now
 from harness.study.store import StudyFolder
 from harness.sweep.budget import spent_by
-from harness.sweep.journal import require_optuna
 from harness.sweep.load import LoadedSweep
-from harness.sweep.model import SweepConfig
+from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.pilot import refuse_too_much
 from harness.sweep.run import SweepCost, SweepEnded, SweepRun
-from harness.sweep.space import TrialConfigs
-from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.store import SweepFolder, SweepRecord, require_optuna
 from harness.sweep.trials import TrialPlan
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -37,10 +36,7 @@ class FolderCopy(Protocol):
 
 
 def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
-    """Return the object that makes the configurations of the sweep's trials.
-
-    ``compared``: see :class:`TrialConfigs`.
-    """
+    """Return what makes the configurations of the trials. ``compared``: see :class:`TrialConfigs`."""
 
     def vocabulary() -> int:
         from trainer.data.prepare import prepare
@@ -54,19 +50,15 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
 def begin_sweep(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run a sweep in a new folder below ``out`` until it ends.
+    """Run a sweep in a new folder below ``out``. Raises InputError before anything runs if it cannot work.
 
-    Raises InputError before anything runs if it cannot work. ``source``: path of the sweep file, for the record.
-    ``copy``: copies the folder while it runs; None for no copy.
+    ``source``: path of the sweep file, for the record. ``copy``: copies the folder while it runs; None for no copy.
     """
     return _run(*_begun(loaded, out, command, source), copy)
 
 
 def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
-    """Train a few steps of each size and return the expected cost of all trials. Keeps no files.
-
-    ``source``: the sweep file. Raises InputError as :func:`begin_sweep` does, and TrialFailed if those steps fail.
-    """
+    """Return the expected cost of all trials, from a few steps. Raises InputError, and TrialFailed if they fail."""
     with TemporaryDirectory(prefix="sweep-cost-") as place:
         return SweepRun(*_begun(loaded, Path(place), command, source, compared=False)).cost()
 
@@ -102,11 +94,7 @@ def _begun(
 def resume_sweep(
     path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run the remaining trials of the sweep in ``path`` until it ends.
-
-    ``budget``: settings whose budget and limits replace the recorded ones; None keeps these. ``copy``: see
-    :func:`begin_sweep`.
-    """
+    """Run the remaining trials of ``path``. ``budget``: replaces recorded budget and limits; None keeps them."""
     folder = SweepFolder(path)
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
@@ -122,10 +110,7 @@ def resume_sweep(
 
 
 def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfig, TrainerConfig]:
-    """Return the recorded settings of a sweep, and the configuration that its trials share.
-
-    Raises InputError if they do not fit this version of the program.
-    """
+    """Return the recorded settings and shared configuration. Raises InputError if this version refuses them."""
     try:
         return SweepConfig.model_validate(record.settings), TrainerConfig.model_validate(record.config)
     except ValueError as error:
@@ -141,10 +126,7 @@ def _parameters(configs: TrialConfigs) -> int | None:
 
 
 def _price_of_device(config: TrainerConfig) -> float | None:
-    """Return the list price (USD per hour) of all GPUs that one trial uses.
-
-    None on a CPU, or if no profile has a price.
-    """
+    """Return the list price (USD per hour) of one trial's GPUs; None on a CPU, or without a price."""
     from harness.machine.gpu import read_nvml
     from trainer.devices.profiles import find_profile
 

@@ -1,7 +1,4 @@
-"""Computes the spending of a sweep, the expected need of its trials, and the rest of its budget.
-
-``harness.judge.cost`` has the arithmetic of time and money, and ``messages`` the sentences.
-"""
+"""Compute what a sweep has spent, what its trials are expected to need, and the rest of its budget."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.judge.cost import HOUR_S, SpendingLimit, cost_of_trials, usd_of
+from harness.judge.cost import HOUR_S, cost_of_trials, usd_of
 from harness.launch.costing import work_of_training
-from harness.sweep.model import SweepBudget
-from harness.sweep.space import TrialConfigs
+from harness.sweep.model import SweepBudget, TrialConfigs
 from harness.sweep.store import Pilot
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStage
 
@@ -21,10 +17,7 @@ Resource = Literal["hours", "usd", "tokens"]
 
 @dataclass(frozen=True)
 class Shortage:
-    """A resource that does not suffice for the next trials.
-
-    ``needed``, ``left``, ``budget``: in hours, USD or tokens.
-    """
+    """A resource that does not suffice for the next trials. Its figures are hours, USD or tokens."""
 
     resource: Resource
     needed: float
@@ -47,19 +40,14 @@ class TrialsNeed:
 
     group: str
     trials: int
-    steps: int
-    """Total steps of all trials. ``tokens`` and ``seconds`` are totals, too."""
+    steps: int  # Total steps of all trials. ``tokens`` and ``seconds`` are totals, too.
     tokens: int
     step_s: float | None = None
-    seconds: float | None = None
-    """None without a pilot of that kind."""
+    seconds: float | None = None  # None without a pilot of that kind
 
 
 class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept
-    """Raised when the budget is spent, or when its rest is too small for the next trial.
-
-    The message gives the figures.
-    """
+    """Error: the budget is spent, or its rest is too small for the next trial. The message has the figures."""
 
 
 def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s: float = 0.0) -> Spending:
@@ -69,10 +57,7 @@ def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s:
 
 
 def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot], trials: int = 1) -> TrialsNeed:
-    """Return what ``trials`` trials like ``plan`` are expected to need.
-
-    ``pilots``: measured times by kind of trial. Without one of this kind, the time is None.
-    """
+    """Return the expected need of ``trials`` trials like ``plan``; the time is None without a pilot of this kind."""
     config = configs.of(plan)
     steps, pilot = trials * plan.steps, pilots.get(plan.kind)
     need = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))
@@ -112,10 +97,7 @@ def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
 def shortage(
     budget: SweepBudget, needs: Sequence[TrialsNeed], spent: Spending, price_usd_per_hour: float | None
 ) -> Shortage | None:
-    """Return the first resource whose rest is smaller than ``needs`` require; None if the budget suffices.
-
-    If a need has no time, because its kind has no pilot, only tokens are checked.
-    """
+    """Return the first resource that ``needs`` exceed; None if the budget suffices. Unknown times are not checked."""
     tokens = sum(need.tokens for need in needs)
     if budget.tokens is not None and tokens > budget.tokens - spent.tokens:
         return Shortage("tokens", tokens, budget.tokens - spent.tokens, budget.tokens)
@@ -129,8 +111,3 @@ def shortage(
     if budget.usd is not None and usd is not None and spent.usd is not None and usd > budget.usd - spent.usd:
         return Shortage("usd", usd, budget.usd - spent.usd, budget.usd)
     return None
-
-
-def limit_s(budget: SweepBudget, price_usd_per_hour: float | None) -> float | None:
-    """Return the seconds that the whole budget allows, by hours or by money; None if it limits neither."""
-    return SpendingLimit(budget.usd, budget.hours).seconds(price_usd_per_hour)

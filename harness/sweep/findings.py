@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum, fit_optimum
 from harness.sweep.power_law import Extrapolation, Projection, project
-from harness.sweep.sizes import ProjectionPlan
+from harness.sweep.projection import ProjectionPlan
 from harness.sweep.trials import Trial
 
 ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
@@ -20,30 +20,30 @@ class DivergedRate:
     """A learning rate that counts as diverged, because training diverged with at least one of its seeds."""
 
     learning_rate: float
-    diverged: int
-    """Number of seeds that diverged."""
-    seeds: int
-    """Number of seeds whose trial at this rate has ended."""
+    diverged: int  # Number of seeds that diverged
+    seeds: int  # Number of seeds whose trial at this rate has ended
+
+
+def mean_losses(points: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """Return {learning rate: mean loss over its seeds}, in the order of the (learning rate, loss) ``points``."""
+    losses: dict[float, list[float]] = {}
+    for rate, loss in points:
+        losses.setdefault(rate, []).append(loss)
+    return {rate: math.fsum(values) / len(values) for rate, values in losses.items()}
 
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Trials of one group with the same number of steps, which differ only in learning rate and seed.
-
-    Their losses give a curve.
-    """
+    """Trials of one group and length, which differ only in learning rate and seed, so that losses give a curve."""
 
     group: str
     steps: int
     points: tuple[tuple[float, float], ...]
     """(learning rate, loss on held-out data) of finished trials below the lowest rate that diverged."""
-    diverged: tuple[float, ...]
-    """Rates that diverged, including short trials, once per diverged trial."""
-    behind: tuple[float, ...]
-    """Rates of trials that ended early as behind."""
+    diverged: tuple[float, ...]  # Rates that diverged, including short trials, once per diverged trial
+    behind: tuple[float, ...]  # Rates of trials that ended early as behind
     optimum: LearningRateOptimum | NoOptimum
-    ceiling: DivergedRate | None = None
-    """Lowest rate at which a seed diverged. Neither it nor a higher rate is chosen."""
+    ceiling: DivergedRate | None = None  # Lowest rate at which a seed diverged. Neither it nor a higher rate is chosen.
     above: tuple[tuple[float, float], ...] = ()
     """Like ``points``, for finished trials at or above the ceiling. No fit uses them."""
     training: tuple[tuple[float, float], ...] = ()
@@ -53,8 +53,8 @@ class RateCurve:
     def edge(self) -> Edge | None:
         """End of the tried rates beyond which the optimum may lie; None if it lies within them.
 
-        The lowest mean loss is at that end, and no worse rate lies further out. The fit alone does not decide: its
-        minimum may lie beyond an end at which the loss is already higher.
+        The lowest mean loss is at that end, and no worse rate lies further out. The fit's minimum alone does not
+        decide.
         """
         lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
         if self.optimum.at_edge is None or lowest is None:
@@ -66,10 +66,7 @@ class RateCurve:
 
     @property
     def trained_above(self) -> bool:
-        """True if trials finished at a rate above the ceiling, so training does not surely diverge at all higher rates.
-
-        At the ceiling itself, a shorter trial or another seed diverged.
-        """
+        """True if trials finished above the ceiling: training does not surely diverge at all higher rates."""
         return self.ceiling is not None and any(rate > self.ceiling.learning_rate for rate, _ in self.above)
 
     @property
@@ -80,10 +77,8 @@ class RateCurve:
     @property
     def lowest_mean(self) -> float | None:
         """Learning rate with the lowest mean loss over its seeds; None without a finished trial below the ceiling."""
-        losses: dict[float, list[float]] = {}
-        for rate, loss in self.points:
-            losses.setdefault(rate, []).append(loss)
-        return min(losses, key=lambda rate: math.fsum(losses[rate]) / len(losses[rate]), default=None)
+        means = mean_losses(self.points)
+        return min(means, key=lambda rate: means[rate], default=None)
 
 
 @dataclass(frozen=True)
@@ -106,11 +101,7 @@ class ChosenRate:
 
 @dataclass(frozen=True)
 class SweepFindings:
-    """Evaluation of a sweep, made by :func:`findings`: a curve per group, longest trials first, and the chosen rate.
-
-    The first curve determines that rate. In a sweep that projects, the projection does, and curves are in the order of
-    their sizes.
-    """
+    """Evaluation of a sweep: a curve per group, longest trials (or smallest size) first, and the chosen rate."""
 
     curves: tuple[RateCurve, ...]
     chosen: ChosenRate | None
@@ -118,10 +109,7 @@ class SweepFindings:
 
 
 def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> SweepFindings:
-    """Evaluate the ended trials: a curve for each group, and the chosen rate (None if no trial finished).
-
-    ``plan``: the sizes of a strategy that projects the rate to another size; else None.
-    """
+    """Evaluate the ended trials: a curve per group, and the chosen rate. ``plan``: the sizes of a projection."""
     keys = dict.fromkeys((trial.plan.group, trial.plan.steps) for trial in trials if trial.plan.role == "curve")
     longest: dict[str, int] = {}
     for group, steps in keys:
@@ -182,10 +170,7 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:
-    """Return True if a divergence of trial ``one`` counts for the curve of ``group`` and ``steps``.
-
-    It counts for the same model and at most as many steps. Probes count only for the group "".
-    """
+    """Return True if divergence of ``one`` counts: same model, at most as many steps, probes only for group ""."""
     probes = one.plan.role == "probe" and not group
     return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)
 

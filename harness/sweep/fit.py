@@ -74,21 +74,16 @@ LARGEST_LOSS = 1e30  # nats; a larger loss counts as not finite, so that sums of
 class LearningRateOptimum:
     """Optimum of a curve, made by :func:`fit_optimum`: the learning rate with the lowest loss by a fitted quadratic."""
 
-    learning_rate: float
-    """Rate at the vertex, limited to the tried rates."""
+    learning_rate: float  # Rate at the vertex, limited to the tried rates
     ci_low: float | None
     """95 % interval, from the vertex (Fieller's) and the rates that may be the lowest. None: not bounded."""
     ci_high: float | None
-    loss: float
-    """Loss of the fitted quadratic at ``learning_rate``."""
+    loss: float  # Loss of the fitted quadratic at ``learning_rate``
     at_edge: Edge | None
     """End of the tried range that was hit: the optimum may lie beyond it. Divergence above does not count as an end."""
-    r2: float
-    """Share of the variance of the window's losses that the quadratic explains."""
-    points: int
-    """Number of fitted trials."""
-    vertex_low: float | None
-    """Interval of the vertex alone, which shows the effect of noise on the fit."""
+    r2: float  # Share of the variance of the window's losses that the quadratic explains
+    points: int  # Number of fitted trials
+    vertex_low: float | None  # Interval of the vertex alone, which shows the effect of noise on the fit
     vertex_high: float | None
 
     @property
@@ -108,18 +103,15 @@ class NoOptimum:
     reason: Literal["too-few", "not-convex", "flat"]
     """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum;
     flat: the losses around the lowest are all alike."""
-    rates: int
-    """Number of distinct learning rates with a finite loss."""
-    lowest: float | None
-    """Rate of the lowest loss; None without a loss."""
+    rates: int  # Number of distinct learning rates with a finite loss
+    lowest: float | None  # Rate of the lowest loss; None without a loss.
     at_edge: Edge | None
 
 
 def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
-    """Fit a quadratic over log learning rate and return its optimum.
+    """Fit a quadratic over log learning rate and return its optimum. ``losses``: one per trial; rates may repeat.
 
-    ``losses``: one per trial; a rate may repeat (seeds). A loss of None or not finite is excluded from the fit, but
-    such a rate limits the optimum's interval. Above the largest rate with a loss it counts as diverged. Returns
+    A loss of None or not finite only limits the optimum's interval; above the largest rate with a loss, it diverged.
     NoOptimum if too few rates have a loss or the fit fails. Raises ValueError for a rate <= 0 or unequal lengths.
     """
     if len(learning_rates) != len(losses):
@@ -190,10 +182,7 @@ def _rate(log: float) -> float | None:
 
 
 def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
-    """Return the indices of the first and last rate to fit: those within ``reach`` (log units) of the lowest loss.
-
-    Ends that are too steep are cut off. At least MIN_RATES rates remain.
-    """
+    """Return the first and last index to fit: within ``reach`` (log units) of the lowest loss, ends not too steep."""
     near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
     last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
     first = max(0, min(int(near[0]), lowest - LEAST_REACH, len(rates) - MIN_RATES))
@@ -212,11 +201,7 @@ def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int,
 
 
 def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[float | None, float] | None:
-    """Return the minimum of a cubic through the same points, and its sum of squared residuals. None with too few rates.
-
-    The minimum is None if it lies outside of the points. With up to MIN_RATES rates, a cubic would pass through all
-    points.
-    """
+    """Return a cubic's minimum (None: outside of the points) and squared residuals; None with up to MIN_RATES rates."""
     places = design[:, 1]
     if len(np.unique(places)) <= MIN_RATES:
         return None
@@ -260,10 +245,7 @@ class _Quadratic:
 
 
 def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | Literal["not-convex", "flat"]:
-    """Fit a quadratic by least squares, with Fieller's interval of its vertex.
-
-    Returns "flat" if all losses are equal, "not-convex" if it has no minimum.
-    """
+    """Fit a quadratic with Fieller's interval of its vertex; "flat" for equal losses, "not-convex" without minimum."""
     base = float(y.min())
     rise = float(y.max()) - base
     if not rise > 1e-12 * abs(base):

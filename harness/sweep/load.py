@@ -10,14 +10,13 @@ from typing import NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from harness.scenario.errors import Problem, did_you_mean, first_error, problems_of
-from harness.scenario.load import SCENARIOS, SWEEPS, find_file, load_scenario, read_merged
+from harness.scenario.load import COMMAND_LINE, SCENARIOS, SWEEPS, find_file, load_scenario, option_layer, read_merged
 from harness.scenario.model import Scenario
-from harness.scenario.overrides import DottedKeyError, expand, flatten, has, merge
+from harness.scenario.overrides import has, merge
 from harness.scenario.plan import make_plan
 from harness.scenario.yaml import Document, Mark, parse_document
 from harness.sweep.model import SweepBudget, SweepConfig
-from harness.sweep.projection import MupStrategy
-from harness.sweep.sizes import ModelSize
+from harness.sweep.projection import ModelSize, MupStrategy
 from harness.sweep.strategies import TAGGED
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line
@@ -27,7 +26,6 @@ from trainer.model import resolve_shape
 DEFAULT_ARM = "trial"
 STEPS = "must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"
 MAX_TRIAL_STEPS = 1_000_000_000  # the most that optimizer.schedule_steps allows
-OPTIONS = 1_000_000  # Mark.order of options: after every file
 # Keys that the search sets in each trial, and the key of the sweep that controls each.
 SET_BY_SWEEP = {
     "optimizer.learning_rate": "learning_rate",
@@ -47,11 +45,10 @@ class LoadedSweep(NamedTuple):
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
-    """Read the sweep file at ``path``, or the shipped one of that name, merge its base files and ``sets``, and
-    check it.
+    """Read the sweep file at ``path``, or the shipped one, merge its base files and ``sets``, and check it.
 
-    ``sets``: ``key=value`` texts, with keys of the sweep (``strategy=greedy``) or dotted keys of its base. Raises
-    InputError with one line: file, line, dotted key, allowed values.
+    ``sets``: ``key=value`` texts with keys of the sweep or dotted keys of its base. Raises InputError with file, line,
+    key and allowed values.
     """
     file = find_file(path, SWEEPS)
     document = read_merged(file, "a sweep", "name, learning_rate, strategy and steps")
@@ -65,10 +62,7 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
 
 
 def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None = None) -> None:
-    """Merge ``key=value`` (the option ``--set``) over ``document``. Raises InputError if the text or the key is wrong.
-
-    ``allowed``: top-level keys that may be set; None for all.
-    """
+    """Merge ``key=value`` over ``document``; InputError if wrong. ``allowed``: top-level keys; None: all."""
     label = one_line(f"--set {text}")
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -80,23 +74,13 @@ def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None
         raise InputError(f"{label}: only the file can set {first}; --set takes other keys of a sweep, or of its base")
     if first not in SweepConfig.model_fields:
         key = f"base.{key}"
-    try:
-        over = expand({key: parse_document(value, label, numbered=False).data})
-    except DottedKeyError as error:
-        raise InputError(f"{label}: {error}") from error
-    replaces = key == "strategy"
-    document.data = {**document.data, **over} if replaces else merge(document.data, over)
-    mark = Mark(OPTIONS, 0, label)
-    for leaf in flatten(over):
-        path = tuple(leaf.split("."))
-        document.marks |= {path[:end]: mark for end in range(2 if path[0] == "base" else 1, len(path) + 1)}
+    layer = option_layer(key, parse_document(value, label, numbered=False).data, label)
+    document.data = {**document.data, **layer.data} if key == "strategy" else merge(document.data, layer.data)
+    document.marks |= layer.marks
 
 
 def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
-    """Return the recorded settings of a sweep with new budgets or limits from ``sets``.
-
-    Raises InputError for other keys.
-    """
+    """Return recorded settings with new budgets or limits from ``sets``. Raises InputError for other keys."""
     kept = {key: value for key, value in settings.items() if value is not None}
     document = Document(kept, {(): Mark(0, 0, "sweep.json")})
     for text in sets:
@@ -105,10 +89,7 @@ def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
 
 
 def check_settings(document: Document) -> SweepConfig:
-    """Return the settings that a document describes.
-
-    Raises InputError for the first mistake, with its file and line.
-    """
+    """Return the settings of a document. Raises InputError for the first mistake, with file and line."""
     data = {key: value for key, value in document.data.items() if value is not None}
     _check_one_warmup(data, document)
     try:
@@ -139,7 +120,7 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
     if "warmup_steps" not in data or "warmup_fraction" not in data:
         return
     marks = {key: document.nearest((key,)) for key in ("warmup_steps", "warmup_fraction")}
-    by_option = [key for key, mark in marks.items() if mark is not None and mark.order == OPTIONS]
+    by_option = [key for key, mark in marks.items() if mark is not None and mark.order == COMMAND_LINE]
     if len(by_option) == 1:
         (option_key,), (file_key,) = by_option, [key for key in marks if key not in by_option]
         raise InputError(
@@ -153,10 +134,7 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
 
 
 class _Base(NamedTuple):
-    """Configuration of the trials before the sweep's own keys override it.
-
-    ``scenario``: where it comes from; None without one.
-    """
+    """Configuration of the trials before the sweep's own keys. ``scenario``: where it comes from; None without one."""
 
     arm: str = DEFAULT_ARM
     config: dict[str, Json] = {}  # noqa: RUF012 - never changed
@@ -197,9 +175,7 @@ def _config_of(settings: SweepConfig, base: _Base, document: Document) -> Traine
 
 
 def _check_mup(settings: SweepConfig, config: TrainerConfig, document: Document) -> None:
-    """Raise InputError if strategy mup has a base that is wider than the sweep's model. mup only transfers to wider
-    models.
-    """
+    """Raise InputError if the base of strategy mup is wider than the sweep's model: mup transfers to wider ones."""
     strategy, model = settings.strategy, config.model
     if not isinstance(strategy, MupStrategy) or model.is_of_files or model.factory is not None:
         return  # The strategy itself refuses models without a preset.
@@ -233,10 +209,7 @@ def _optimizer(settings: SweepConfig) -> dict[str, Json]:
 
 
 def _first(error: ValidationError, model: type[BaseModel], document: Document, above: tuple[str, ...]) -> InputError:
-    """Return the InputError for the first of pydantic's errors, with its place in the document.
-
-    ``above``: keys of the document below which ``model`` begins.
-    """
+    """Return the InputError for the first of pydantic's errors. ``above``: keys of the document above ``model``."""
     problems = []
     for kind, problem in problems_of(error, model):
         path = tuple(part for place, part in enumerate(problem.path) if not (place == 1 and _is_tag(problem.path)))

@@ -94,10 +94,7 @@ def too_little_left(short: Shortage, plan: TrialPlan) -> str:
 
 
 def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
-    """Return why a sweep stopped within a trial: the budget (``limit_s`` seconds) is spent.
-
-    ``steps``: steps it had done.
-    """
+    """Return that the budget (``limit_s`` seconds) was spent within a trial, after ``steps`` steps."""
     return (
         f"the budget ({duration(limit_s)}) was spent in trial {trial.number}, after {steps:,} of {trial.plan.steps:,} "
         "steps; its checkpoint is kept"
@@ -120,10 +117,7 @@ def spent_on_the_pilot(seconds: float, steps: int) -> str:
 def plan_lines(
     title: str, stages: Sequence[TrialStage], space: SearchSpace, step_tokens: int, parameters: int | None
 ) -> list[str]:
-    """Return a sweep's plan as lines: the title, a table with a row per stage, and the totals.
-
-    ``step_tokens``: tokens of an optimizer step. ``parameters``: None if unknown.
-    """
+    """Return the plan: title, a table with a row per stage, totals. ``step_tokens``: of an optimizer step."""
     most = "" if all(stage.exact for stage in stages) else "at most "
     parameters_text = "" if parameters is None else f"{parameters:,} parameters, "
     lines = [
@@ -136,10 +130,7 @@ def plan_lines(
         trials = f"{stage.trials:,}" if stage.exact else f"at most {stage.trials:,}"
         tokens, total_steps = stage.steps * step_tokens, stage.trials * stage.steps
         rows.append((name, trials, f"{stage.steps:,}", f"{tokens:,}", f"{total_steps:,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells))
+    lines += aligned(rows)
     steps = sum(stage.trials * stage.steps for stage in stages)
     number_of = sum(stage.trials for stage in stages)
     lines.append(
@@ -150,10 +141,7 @@ def plan_lines(
 
 
 def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> list[str]:
-    """Return a warning if the warm-up is cut in short trials, because it is at most half of their steps; else empty.
-
-    ``key``: the setting that gives the warm-up.
-    """
+    """Return a warning if the warm-up (``key``) is cut to half the steps of a short trial; else empty."""
     short = sorted({stage.steps for stage in stages if stage.steps // 2 < warmup_steps}, reverse=True)
     if not short:
         return []
@@ -168,10 +156,7 @@ def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> l
 def cost_lines(
     needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
 ) -> list[str]:
-    """Return the expected cost of a sweep as lines: a table of hours by size, with USD if there is a price, and a note.
-
-    ``measuring_s``: seconds that measuring the steps took. ``evaluated``: passes over held-out data are included.
-    """
+    """Return the expected cost as lines: a table of hours (and USD) by size, and a note on ``measuring_s`` seconds."""
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [need.seconds or 0.0 for need in needs]
     rows = [
@@ -224,10 +209,7 @@ def trial_line(trial: Trial) -> str:
 
 
 class SweepProgress:
-    """Progress of a running sweep on standard error.
-
-    On a terminal, the line of the running trial is rewritten in place.
-    """
+    """Progress of a sweep on standard error. On a terminal, a trial's line is rewritten in place."""
 
     def __init__(self, stages: Sequence[TrialStage], trials: Sequence[Trial]) -> None:
         """Start the display. ``stages``: all planned trials. ``trials``: those of earlier starts of the sweep."""
@@ -283,9 +265,7 @@ class SweepProgress:
             print(line, file=sys.stderr, flush=True)
 
     def line(self, trial: Trial, steps: int, loss: float | None, seconds: float) -> str:
-        """Return the progress line of a trial, ``seconds`` after this start of the sweep, with an estimate of the
-        time left.
-        """
+        """Return a trial's progress line, ``seconds`` after this start, with an estimate of the time left."""
         all_trials = f"{'' if self._exact else 'at most '}{self._all}"
         value = "" if loss is None else f", loss {loss:.4f}"
         done, remaining = self._done_steps + steps, ""

@@ -1,8 +1,4 @@
-"""Draws the U-shaped curve of a sweep, loss over the logarithm of the learning rate, and a projection.
-
-A curve has its optimum and interval. A projection is the best learning rate over size, the line through it, and its
-prediction.
-"""
+"""Draw the U-shaped curve of a sweep, loss over the logarithm of the learning rate, and a projection."""
 
 from __future__ import annotations
 
@@ -10,21 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.show.drawing import (
-    CURVES,
-    GRID,
-    INK,
-    NARROW,
-    TEXT,
-    WIDE,
-    Picture,
-    Sheet,
-    drawn,
-    fitted,
-    legend_below,
-    title,
-)
-from harness.sweep.findings import RateCurve
+from harness.show import drawing
+from harness.sweep.findings import RateCurve, mean_losses
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate
 from harness.sweep.power_law import Extrapolation, PowerLaw, Projection
@@ -34,23 +17,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """Draw held-out loss over learning rate for each curve: its trials, the mean of each rate, the optimum and its
-    interval.
-
-    ``curves`` must have points. ``name``: of the sweep, for the title.
-    """
-    return drawn(loss_figure(curves, name), narrow=loss_figure(curves, name, NARROW))
+def loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.Picture:
+    """Draw held-out loss over learning rate for each curve (with points): trials, means, optimum, interval."""
+    return drawing.drawn(loss_figure(curves, name), narrow=loss_figure(curves, name, drawing.NARROW))
 
 
-def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
+def loss_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
     """Draw one form of the picture of :func:`loss_over_rate`."""
     figure, axes = logarithmic_figure(sheet)
     above = "excluded from fits: at or above a rate that diverged"
-    for curve, colour in zip(curves, CURVES, strict=False):
+    for curve, colour in zip(curves, drawing.CURVES, strict=False):
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
         axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
-        means = _means(curve.points)
+        means = sorted(mean_losses(curve.points).items())
         axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
         if curve.above:  # These points are in no line either.
             axes.plot(*zip(*curve.above, strict=True), "o", color=colour, markersize=6, fillstyle="none", label=above)
@@ -66,35 +45,31 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
         ([learning_rate for curve in curves for learning_rate in curve.behind], "v", "ended early (behind)"),
     ):
         if rates:
-            axes.plot(rates, [top] * len(rates), marker, color=INK, markersize=7, label=label, clip_on=False)
+            axes.plot(rates, [top] * len(rates), marker, color=drawing.INK, markersize=7, label=label, clip_on=False)
     axes.set_xlabel("learning rate")
     axes.set_ylabel("loss on held-out data (nats per label)")
     dress(axes, sheet, axes.xaxis)
     optimum = curves[0].optimum
     optimum_text = f": optimum {rate(optimum.learning_rate)}" if isinstance(optimum, LearningRateOptimum) else ""
-    title(figure, f"{name}: loss by learning rate{optimum_text}")
+    drawing.title(figure, f"{name}: loss by learning rate{optimum_text}")
     return finished(figure, axes, sheet)
 
 
-def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """Draw the training loss of the last step over learning rate, with the mean of each rate and a star at the
-    lowest mean.
-
-    No optimum is fitted, because the loss of a single step depends on its batch.
-    """
-    return drawn(training_figure(curves, name), narrow=training_figure(curves, name, NARROW))
+def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.Picture:
+    """Draw the last step's training loss over learning rate, means and a star; too noisy for a fit."""
+    return drawing.drawn(training_figure(curves, name), narrow=training_figure(curves, name, drawing.NARROW))
 
 
-def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
+def training_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
     """Draw one form of the picture of :func:`training_loss_over_rate`."""
     figure, axes = logarithmic_figure(sheet)
     lowest_of, star = [], "lowest"
-    for curve, colour in zip(curves, CURVES, strict=False):
+    for curve, colour in zip(curves, drawing.CURVES, strict=False):
         if not curve.training:
             continue
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
         axes.plot(*zip(*curve.training, strict=True), "o", color=colour, markersize=6, label=label)
-        means = _means(curve.training)
+        means = sorted(mean_losses(curve.training).items())
         axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
         lowest = min(means, key=lambda point: point[1])
         lowest_of.append(lowest[0])
@@ -104,11 +79,11 @@ def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE)
     axes.set_ylabel("training loss of the last step (nats per label)")
     dress(axes, sheet, axes.xaxis)
     lowest_text = f": lowest at {rate(lowest_of[0])}" if len(lowest_of) == 1 else ""
-    title(figure, f"{name}: training loss by learning rate{lowest_text}")
+    drawing.title(figure, f"{name}: training loss by learning rate{lowest_text}")
     return finished(figure, axes, sheet)
 
 
-def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
+def logarithmic_figure(sheet: drawing.Sheet) -> tuple[Figure, Any]:
     """Return an empty figure, and its axes with a logarithmic x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -120,12 +95,9 @@ def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
-    """Draw a grid and label the ``logarithmic`` axes with plain numbers; matplotlib would write formulas.
-
-    On a narrow sheet, only an axis of at most 1.5 decades has numbers between powers of ten.
-    """
-    axes.grid(color=GRID)
+def dress(axes: Any, sheet: drawing.Sheet, *logarithmic: Any) -> None:
+    """Draw a grid, plain numbers on ``logarithmic`` axes; few of them if the sheet is narrow."""
+    axes.grid(color=drawing.GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -138,17 +110,10 @@ def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
         )
 
 
-def finished(figure: Figure, axes: Any, sheet: Sheet) -> Figure:
+def finished(figure: Figure, axes: Any, sheet: drawing.Sheet) -> Figure:
     """Add the legend below, fit the figure to its sheet, and return it."""
-    legend_below(figure, axes, 3)
-    return fitted(figure, sheet)
-
-
-def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    by_rate: dict[float, list[float]] = {}
-    for learning_rate, loss in points:
-        by_rate.setdefault(learning_rate, []).append(loss)
-    return [(learning_rate, sum(losses) / len(losses)) for learning_rate, losses in sorted(by_rate.items())]
+    drawing.legend_below(figure, axes, 3)
+    return drawing.fitted(figure, sheet)
 
 
 PLACES = 60  # number of points of the line and its band
@@ -162,20 +127,18 @@ def has_picture(found: Projection | None) -> bool:
     return found is not None and len(_drawn(found)) > 1
 
 
-def rate_over_size(found: Projection, name: str) -> Picture | None:
-    """Draw the best learning rate over size: optima with intervals, the line, and its 95 % band up to the sweep's
-    own size.
+def rate_over_size(found: Projection, name: str) -> drawing.Picture | None:
+    """Draw the best learning rate over size: optima with intervals, the line, and its 95 % band.
 
-    Returns None if fewer than two sizes have an optimum. An optimum without a bounded interval, which the line leaves
-    out, is hollow. An arrow marks each open or very distant end of an interval. Without an extrapolation the line ends
-    at the largest size.
+    Returns None if fewer than two sizes have an optimum. An optimum that the line leaves out is hollow, and an arrow
+    marks an open or very distant end.
     """
     if not has_picture(found):
         return None
-    return drawn(size_figure(found, name), narrow=size_figure(found, name, NARROW))
+    return drawing.drawn(size_figure(found, name), narrow=size_figure(found, name, drawing.NARROW))
 
 
-def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
+def size_figure(found: Projection, name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
     """Draw one form of the picture of :func:`rate_over_size`."""
     figure, axes = logarithmic_figure(sheet)
     axes.set_yscale("log")
@@ -186,19 +149,19 @@ def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
         centre = optimum.learning_rate
         for end, up in ((optimum.ci_low, -OPEN_END), (optimum.ci_high, OPEN_END)):
             if end is None or not 1 / FARTHEST_END <= end / centre <= FARTHEST_END:
-                arrow = {"arrowstyle": "<-", "color": INK}
+                arrow = {"arrowstyle": "<-", "color": drawing.INK}
                 axes.annotate("", (size, centre), (0, up), textcoords="offset points", arrowprops=arrow)
             else:
-                axes.plot([size, size], [centre, end], "-", color=INK, linewidth=1.2)
-                axes.plot([size], [end], "_", color=INK, markersize=9)
+                axes.plot([size, size], [centre, end], "-", color=drawing.INK, linewidth=1.2)
+                axes.plot([size], [end], "_", color=drawing.INK, markersize=9)
         # The legend names each kind once.
         fill, label = ("full" if optimum.is_bounded else "none"), labels.pop(optimum.is_bounded, None)
-        axes.plot([size], [centre], "o", color=INK, markersize=6, fillstyle=fill, label=label)
-        axes.annotate(group, (size, centre), xytext=(6, 6), textcoords="offset points", fontsize=TEXT)
+        axes.plot([size], [centre], "o", color=drawing.INK, markersize=6, fillstyle=fill, label=label)
+        axes.annotate(group, (size, centre), xytext=(6, 6), textcoords="offset points", fontsize=drawing.TEXT)
     axes.set_xlabel(size_of(0, found.unit).removeprefix("0 "))
     axes.set_ylabel("best learning rate")
     dress(axes, sheet, axes.xaxis, axes.yaxis)
-    title(figure, f"{name}: best learning rate by size")
+    drawing.title(figure, f"{name}: best learning rate by size")
     return finished(figure, axes, sheet)
 
 
@@ -215,10 +178,12 @@ def _draw_line(axes: Any, law: PowerLaw, one: Extrapolation | None) -> None:
     ratio = math.log(ends[-1] / ends[0])
     places = [ends[0] * math.exp(ratio * place / (PLACES - 1)) for place in range(PLACES)]
     line = [law.intercept + law.slope * math.log(size) for size in places]
-    axes.plot(places, [math.exp(log) for log in line], color=CURVES[0], linewidth=1.4, label="power law")
+    axes.plot(places, [math.exp(log) for log in line], color=drawing.CURVES[0], linewidth=1.4, label="power law")
     if one is not None:
         reaches = [law.reach(size) for size in places]
         lows = [math.exp(log - below) for log, (below, _) in zip(line, reaches, strict=True)]
         highs = [math.exp(log + above) for log, (_, above) in zip(line, reaches, strict=True)]
-        axes.fill_between(places, lows, highs, color=CURVES[0], alpha=0.12, linewidth=0, label="95 % prediction band")
-        axes.plot([one.size], [one.learning_rate], "D", color=CURVES[1], markersize=8, label="projected")
+        axes.fill_between(
+            places, lows, highs, color=drawing.CURVES[0], alpha=0.12, linewidth=0, label="95 % prediction band"
+        )
+        axes.plot([one.size], [one.learning_rate], "D", color=drawing.CURVES[1], markersize=8, label="projected")

@@ -1,7 +1,4 @@
-"""Trains a few steps of each kind of trial before the first one, and refuses a sweep that exceeds its budget.
-
-These trainings are no trials. They only measure the time of a step, a pass and a start. Their time counts as spent.
-"""
+"""Train a few steps of each kind of trial before the first, for their times, and refuse what exceeds the budget."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ from statistics import median
 from harness.launch.protocol import TrialEvent, TrialStart
 from harness.sweep import messages
 from harness.sweep.budget import BudgetOver, Spending, need_of, needs_by_size, plan_of, shortage
-from harness.sweep.model import SweepConfig
+from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.projection import projection_of
-from harness.sweep.space import TrialConfigs
 from harness.sweep.store import Pilot
-from harness.sweep.trial_process import TrialFailed, TrialLate, TrialServer
+from harness.sweep.trial_run import TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import SearchSpace, TrialPlan
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -26,10 +22,7 @@ PILOT_STEPS, PILOT_SKIPPED = 20, 10
 
 
 def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
-    """Return {kind: longest trial of that kind}, at the lowest learning rate.
-
-    Its first steps are trained as the pilot.
-    """
+    """Return {kind: longest trial of that kind}, at the lowest rate. Its first steps are the pilot."""
     plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
     return {plan.kind: plan for plan in sorted(plans, key=lambda plan: plan.steps)}
 
@@ -37,10 +30,9 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError if the budget is smaller than the least that the sweep needs, as far as that is known.
+    """Raise InputError if the budget is smaller than one full trial (all trials of a projection) needs.
 
-    The least is one full trial. A strategy that projects needs all trials of all sizes. Without ``pilots`` the time is
-    unknown, and only tokens are checked.
+    Without ``pilots`` the time is unknown, and only tokens are checked.
     """
     space = configs.space()
     stages = settings.strategy.stages(space)
@@ -55,11 +47,7 @@ def refuse_too_much(
 
 
 def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
-    """Train the few steps that ``start`` describes, and return their times. ``may_s``: seconds left in the budget.
-
-    Raises BudgetOver if training takes longer than that, TrialFailed if it yields no times, InputError for wrong
-    settings.
-    """
+    """Train a few steps, and return their times. Raises BudgetOver after ``may_s``, TrialFailed, InputError."""
     folder, count, begun_s = Path(start["folder"]), start["steps"], time.monotonic()
 
     def going_on(_: TrialEvent) -> bool:
@@ -91,11 +79,7 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
 
 
 def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[str]) -> Pilot:
-    """Measure the times of a trial that cannot be trained, for example on an emulated device, by a run of a study
-    in ``out``.
-
-    Raises InputError, and TrialFailed if the steps do not finish.
-    """
+    """Measure the times of an untrainable trial (emulated device) in ``out``. Raises InputError or TrialFailed."""
     from harness.launch.costing import MeasurementFailed, measure
     from harness.scenario.model import Scenario
     from harness.scenario.plan import Arm, Plan

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import student_t
 from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum
-from harness.sweep.sizes import ProjectionPlan, Unit
+from harness.sweep.projection import ProjectionPlan, Unit
 from trainer.json_types import JsonObject
 
 MIN_SIZES = 3  # number of distinct sizes; any two lie on a line
@@ -56,20 +56,14 @@ _SMALLEST = 1e-9  # variance of an optimum with an exact fit, in squares of log 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted power law: optimal learning rate = exp(``intercept``) * size ** ``slope``.
-
-    Made by :func:`fit_power_law`.
-    """
+    """A fitted power law: optimal learning rate = exp(``intercept``) * size ** ``slope``."""
 
     slope: float
     slope_low: float
-    slope_high: float
-    """Upper end of the 95 % interval of the slope."""
+    slope_high: float  # Upper end of the 95 % interval of the slope
     intercept: float
-    r2: float
-    """Weighted share of the variance of the log optima that the line explains; 1 if all optima are equal."""
-    residual: float
-    """Root mean square of log optimum - line, with (sizes - 2) degrees of freedom."""
+    r2: float  # Weighted share of the variance of the log optima that the line explains; 1 if all optima are equal.
+    residual: float  # Root mean square of log optimum - line, with (sizes - 2) degrees of freedom
     tau2: float
     smallest: float
     largest: float
@@ -81,9 +75,7 @@ class PowerLaw:
     _errors: tuple[tuple[float, float], ...] = ()  # (below, above) of each optimum, in log units: see :func:`_errors`
 
     def reach(self, size: float) -> tuple[float, float]:
-        """Return the distances (log units) from the line down and up to the ends of the 95 % prediction interval at
-        ``size``.
-        """
+        """Return the widths (log units) down and up of the 95 % prediction interval at ``size``."""
         parts = np.array(self._of_intercept) + math.log(size) * np.array(self._of_slope)
         return _reach(parts, np.array(self._errors), self.tau2 * (float(parts @ parts) + 1))
 
@@ -93,12 +85,9 @@ class NoPowerLaw:
     """Reason why :func:`fit_power_law` fitted no line: fewer than :data:`MIN_SIZES` usable sizes."""
 
     reason: Literal["too-few-sizes"]
-    sizes: int
-    """Number of distinct sizes whose optimum is inside the tried range and has an interval."""
-    left_out: int
-    """Number of sizes whose optimum is an end of the tried range, which is only a bound."""
-    unbounded: int = 0
-    """Number of sizes whose optimum is inside the tried range and whose interval has an open end."""
+    sizes: int  # Number of distinct sizes whose optimum is inside the tried range and has an interval
+    left_out: int  # Number of sizes whose optimum is an end of the tried range, which is only a bound
+    unbounded: int = 0  # Number of sizes whose optimum is inside the tried range and whose interval has an open end
 
 
 @dataclass(frozen=True)
@@ -108,10 +97,8 @@ class Extrapolation:
     size: float
     learning_rate: float
     ci_low: float
-    ci_high: float
-    """95 % prediction interval of the best rate at this size."""
-    beyond: float
-    """Distance outside of the fitted sizes, in their logarithmic range; 0 within."""
+    ci_high: float  # 95 % prediction interval of the best rate at this size
+    beyond: float  # Distance outside of the fitted sizes, in their logarithmic range; 0 within.
 
 
 @dataclass(frozen=True)
@@ -127,8 +114,8 @@ class NoExtrapolation:
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
     """Fit a power law through the optima. ``sizes``: the size of each, in parameters or tokens.
 
-    Optima at an end of the tried rates, or with an open interval, are left out. Returns NoPowerLaw with fewer than
-    :data:`MIN_SIZES` usable sizes. Raises ValueError if a size is not above 0 or the lengths differ.
+    Optima at an end of the tried rates, or with an open interval, are left out; fewer than :data:`MIN_SIZES` give
+    NoPowerLaw. Raises ValueError if a size is not above 0 or the lengths differ.
     """
     if len(sizes) != len(optima) or not all(0 < size < math.inf for size in sizes):
         raise ValueError("one size above 0 for each optimum")
@@ -163,11 +150,7 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
 
 
 def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
-    """Return the best learning rate at ``size`` with its prediction interval.
-
-    Returns NoExtrapolation if the line is uncertain, ``size`` is too far from the fitted ones, or the interval is too
-    wide.
-    """
+    """Return the best rate at ``size`` with its interval; NoExtrapolation if the line or ``size`` forbids one."""
     spanned = math.log(law.largest / law.smallest)
     distance = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
     if law.meaningless is not None:
@@ -183,11 +166,7 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
-    """Return the errors (log units) of an optimum below and above it: :data:`SHARE` of the distances to the
-    interval's ends.
-
-    None if its interval has an open end.
-    """
+    """Return an optimum's errors (log units) below and above, :data:`SHARE` of its interval; None with an open end."""
     if one.ci_low is None or one.ci_high is None:
         return None
     log = math.log(one.learning_rate)
@@ -203,11 +182,7 @@ def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.
 
 
 def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.float64]) -> float:
-    """Return the variance of the optima around the line that their own ``variances`` do not explain, by the method
-    of moments.
-
-    It is at least 0.
-    """
+    """Return the variance (at least 0) around the line that ``variances`` do not explain, by the method of moments."""
     weights = 1 / (variances + _SMALLEST)
     weights /= weights.max()
     intercept, slope = _effect(x, weights) @ y
@@ -220,10 +195,7 @@ def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:
-    """Return the lower and the upper width of the 95 % interval of ``parts @ optima``.
-
-    ``errors``: (below, above) of each optimum. ``scatter``: variance that is due to tau2.
-    """
+    """Return both widths of the 95 % interval of ``parts @ optima``. ``scatter``: variance that is due to tau2."""
     beyond = student_t(_QUANTILE, len(parts) - 2) ** 2 * scatter
     falls = np.where(parts > 0, errors[:, 0], errors[:, 1]) * parts
     rises = np.where(parts > 0, errors[:, 1], errors[:, 0]) * parts
@@ -237,15 +209,12 @@ class ProjectedPoint:
     group: str
     size: float
     optimum: LearningRateOptimum | NoOptimum | None
-    edge: Edge | None = None
-    """End of the tried rates beyond which the optimum may lie."""
+    edge: Edge | None = None  # End of the tried rates beyond which the optimum may lie
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Result of a projection, made by :func:`project`: the optima of the sizes, the line, and its prediction at
-    ``target``.
-    """
+    """Result of :func:`project`: the optima of the sizes, the line, and its prediction at ``target``."""
 
     unit: Unit
     target: float
@@ -254,24 +223,20 @@ class Projection:
     prediction: Extrapolation | NoExtrapolation | None
     """None without a line, and always for widths under mup, because nothing is extrapolated along them."""
 
-    mup: JsonObject | None = None
-    """Section model.mup that the sweep's own model needs, so that the rate is its best."""
+    mup: JsonObject | None = None  # Section model.mup that the sweep's own model needs, so that the rate is its best
 
     @property
     def largest(self) -> ProjectedPoint | None:
         """The largest size whose optimum lies inside the tried rates; None if no size has such an optimum."""
-        inside = [point for point in self.points if _is_inside(point.optimum)]
+        fitted = [point for point in self.points if isinstance(point.optimum, LearningRateOptimum)]
+        inside = [point for point in fitted if point.optimum and point.optimum.at_edge is None]
         return max(inside, key=lambda point: point.size, default=None)
 
 
 def project(
     plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
 ) -> Projection:
-    """Fit a line through the optima of the sizes and extrapolate it to the sweep's own size.
-
-    Widths are not extrapolated. ``optima``: by group, its optimum and the end of the tried rates beyond which it may
-    lie (None: inside).
-    """
+    """Fit a line through the optima and extrapolate it to the sweep's own size. Widths are not extrapolated."""
     points = tuple(ProjectedPoint(size.group, size.size, *optima.get(size.group, (None, None))) for size in plan.sizes)
     fitted = [(point.size, point.optimum) for point in points if isinstance(point.optimum, LearningRateOptimum)]
     law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])
@@ -279,7 +244,3 @@ def project(
     if isinstance(law, PowerLaw) and plan.unit != "width":
         prediction = extrapolate(law, plan.target)
     return Projection(plan.unit, plan.target, points, law, prediction, plan.mup)
-
-
-def _is_inside(optimum: LearningRateOptimum | NoOptimum | None) -> bool:
-    return isinstance(optimum, LearningRateOptimum) and optimum.at_edge is None

@@ -19,7 +19,7 @@ from harness.sweep.power_law import (
     PowerLaw,
     Projection,
 )
-from harness.sweep.sizes import Unit
+from harness.sweep.projection import Unit
 
 _OF: dict[Unit, str] = {
     "parameters": "parameters without embeddings and output projection",
@@ -39,9 +39,7 @@ def size_of(size: float, unit: Unit) -> str:
 
 
 def conclusion(found: Projection) -> list[str]:
-    """Return the result of a projection as lines: the rate for the sweep's own size, or in bold the reason for no
-    rate.
-    """
+    """Return a projection's result as lines: the rate for the sweep's own size, or in bold why there is none."""
     if found.unit == "width":
         return [*_over_widths(found), *_bounds(found)]
     if isinstance(found.prediction, Extrapolation):
@@ -54,9 +52,7 @@ def conclusion(found: Projection) -> list[str]:
 
 
 def _bounds(found: Projection) -> list[str]:
-    """Return warnings for sizes whose optimum may lie beyond the tried rates, and for fits with a minimum beyond
-    them.
-    """
+    """Return warnings for optima and minima that may lie beyond the tried rates."""
     lines = []
     for edge, extreme, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
         hit = [point.group for point in found.points if point.edge == edge]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -15,12 +16,11 @@ from harness.sweep.begin import recorded_sweep
 from harness.sweep.budget import Spending, spent_by
 from harness.sweep.findings import SweepFindings, diverged_rates, findings
 from harness.sweep.fit import LearningRateOptimum
-from harness.sweep.journal import TrialJournal
 from harness.sweep.messages import rate
 from harness.sweep.model import SweepConfig
 from harness.sweep.picture import has_picture, loss_over_rate, rate_over_size, training_loss_over_rate
 from harness.sweep.projection import projection_of
-from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.store import SweepFolder, SweepRecord, TrialJournal
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig
 from trainer.files import write_text
@@ -31,10 +31,7 @@ OUTCOMES = {"running": "running", "done": "done", "diverged": "diverged", "behin
 
 
 def write_report(folder: SweepFolder) -> list[str]:
-    """Write summary.md, summary.json and the pictures of a sweep from its folder.
-
-    Return the conclusion as plain lines.
-    """
+    """Write summary.md, summary.json and the pictures of a sweep. Return the conclusion as plain lines."""
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
     trials = [folder.as_it_stands(trial) for trial in TrialJournal(folder.path).trials()]
@@ -59,10 +56,7 @@ def write_report(folder: SweepFolder) -> list[str]:
 
 
 def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
-    """Return the search space from a sweep's records, as far as the report needs it.
-
-    Its trials all have the recorded steps.
-    """
+    """Return the search space from a sweep's records, as far as the report needs it."""
     rates = settings.learning_rate
     return SearchSpace(
         rates.low,
@@ -136,11 +130,7 @@ def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
 
 
 def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) -> int | None:
-    """Return the number of the best trial at the rate with the lowest mean loss. Only trials of full length count.
-
-    None if the rate is projected from other sizes, or if no trial has run ``full_steps`` yet. Losses of shorter trials
-    belong to another schedule.
-    """
+    """Return the best trial of full length at the rate with the lowest mean loss; None if there is none."""
     if found.projection is not None or not found.curves or found.curves[0].steps < full_steps:
         return None
     curve = found.curves[0]
@@ -199,16 +189,9 @@ def _trials(record: SweepRecord, trials: Sequence[Trial], best: int | None) -> s
         if priced:
             cells.append(f"{usd_of(trial.seconds, record.price_usd_per_hour) or 0.0:.4f}")
         rows.append(cells)
-    ended = [f"{number} {OUTCOMES[status]}" for status, number in _counts(trials).items()]
+    ended = [f"{number} {OUTCOMES[status]}" for status, number in Counter(trial.status for trial in trials).items()]
     note = f"\n\n{sentences.QUESTIONS}" if scored else ""
     return f"## Trials\n\n{count(len(trials), 'trial')}: {listing(ended)}.\n\n{table(header, rows)}{note}"
-
-
-def _counts(trials: Sequence[Trial]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for trial in trials:
-        counts[trial.status] = counts.get(trial.status, 0) + 1
-    return counts
 
 
 def _json(

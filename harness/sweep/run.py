@@ -1,7 +1,7 @@
-"""Runs a sweep: asks its strategy for one trial after the other, trains it, and records the results.
+"""Run a sweep: ask its strategy for one trial after the other, train it, and record the results.
 
-A killed sweep is resumed by sending the strategy the trials in the journal. Ended trials do not run again. The trial
-that was running goes on from its last checkpoint, or starts again as the same trial.
+A resumed sweep sends the strategy the trials in the journal. The trial that was running goes on from its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.judge.cost import SpendingLimit
 from harness.launch.protocol import TrialEvent, TrialStart
-from harness.launch.study import now
+from harness.study.records import now
 from harness.sweep import messages
-from harness.sweep.budget import BudgetOver, TrialsNeed, limit_s, need_of, needs_by_size, shortage, spent_by
-from harness.sweep.journal import TrialJournal
+from harness.sweep.budget import BudgetOver, TrialsNeed, need_of, needs_by_size, shortage, spent_by
 from harness.sweep.messages import SweepProgress
-from harness.sweep.model import SweepConfig
+from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.pilot import PILOT_STEPS, pilots_of, refuse_too_much, time_steps, train_pilot
-from harness.sweep.space import TrialConfigs
-from harness.sweep.store import PILOT, SweepFolder, SweepRecord, SweepStatus, Taken
-from harness.sweep.trial_process import Order, TrialFailed, TrialLate, TrialServer
+from harness.sweep.store import PILOT, SweepFolder, SweepRecord, SweepStatus, Taken, TrialJournal
+from harness.sweep.trial_run import Order, TrialFailed, TrialLate, TrialServer
 from harness.sweep.trials import Trial, TrialPlan, is_behind, milestones
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
@@ -33,10 +32,7 @@ NOTED_EVERY_S = 2.0  # seconds between two updates of a running trial's spending
 
 @dataclass(frozen=True)
 class SweepEnded:
-    """Outcome of a sweep, returned by :meth:`SweepRun.run`.
-
-    ``error``: reason for a failure or a stop; None otherwise.
-    """
+    """Outcome of :meth:`SweepRun.run`. ``error``: reason for a failure or a stop; None otherwise."""
 
     folder: SweepFolder
     status: SweepStatus
@@ -45,10 +41,7 @@ class SweepEnded:
 
 @dataclass(frozen=True)
 class SweepCost:
-    """Expected need of all trials of a sweep, by size, if no trial ends early.
-
-    ``measuring_s``: seconds spent to measure it. ``evaluated``: passes over held-out data are included.
-    """
+    """Expected need of all trials, by size, if none ends early. ``measuring_s``: seconds spent to measure it."""
 
     needs: tuple[TrialsNeed, ...]
     measuring_s: float
@@ -73,16 +66,15 @@ class SweepRun:
         self._journal = TrialJournal(folder.path)
         self._trials = self._journal.trials()
         self._space = configs.space()
-        self._limit_s = limit_s(settings.budget, record.price_usd_per_hour)
+        self._limit_s = SpendingLimit(settings.budget.usd, settings.budget.hours).seconds(record.price_usd_per_hour)
         self._server = TrialServer([configs.base.model_dump(mode="json")], settings.limits)
         self._progress = SweepProgress(settings.strategy.stages(self._space), self._trials)
         self._behind = False
 
     def run(self) -> SweepEnded:
-        """Run trials until the strategy ends, the budget is spent or a failure occurs.
+        """Run trials until the strategy ends, the budget is spent or a failure occurs; results are kept.
 
-        The results so far are always kept. InputError and OSError are raised again. Interruption, a spent budget and
-        failed trials are returned as a status.
+        InputError and OSError are raised again; interruption, a spent budget and failed trials are a status.
         """
         status: SweepStatus = "failed"
         error: str | None = None
@@ -140,10 +132,7 @@ class SweepRun:
             pass
 
     def _trial(self, number: int, plan: TrialPlan) -> Trial:
-        """Return trial ``number`` of the strategy: from the journal if it has ended, else trained now.
-
-        Raises InputError if the journal has another trial under that number.
-        """
+        """Return trial ``number``, from the journal or trained now. Raises InputError if the journal differs."""
         if number < len(self._trials):
             trial = self._trials[number]
             if trial.plan != plan:
@@ -229,10 +218,7 @@ class SweepRun:
         }  # fmt: skip
 
     def _ended(self, trial: Trial, event: TrialEvent | JsonObject, seconds: float) -> Trial:
-        """Return ``trial`` with the results of its last message ``event``. ``seconds``: wall time of all its parts.
-
-        Raises TrialFailed or InputError if the trial failed.
-        """
+        """Return ``trial`` with the results in ``event``. Raises TrialFailed or InputError if it failed."""
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
         ended = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
@@ -251,10 +237,7 @@ class SweepRun:
         return replace(ended, status="done", loss=_number(loss))
 
     def _check_budget(self, plan: TrialPlan) -> None:
-        """Raise BudgetOver if less is left of the budget than a trial like ``plan`` needs.
-
-        Pilots are trained first if necessary. Raises InputError if the whole sweep cannot fit, before the first trial.
-        """
+        """Raise BudgetOver if less is left than a trial like ``plan`` needs; InputError before the first trial."""
         settings, price = self._settings, self._record.price_usd_per_hour
         kinds = pilots_of(settings, self._space)
         if settings.budget.hours is not None or settings.budget.usd is not None:
@@ -268,9 +251,7 @@ class SweepRun:
             raise BudgetOver(messages.too_little_left(short, plan))
 
     def _measure(self, plan: TrialPlan) -> None:
-        """Train a few steps with the configuration of ``plan``, outside of any trial, and record their times as a
-        pilot.
-        """
+        """Train a few steps of ``plan``, outside of any trial, and record their times as a pilot."""
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

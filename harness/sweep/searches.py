@@ -84,10 +84,7 @@ class EarlyStoppingStrategy(Config):
 
 
 def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[float]:
-    """Return ``count`` learning rates of the space, as a grid or at random, in the order of their trials.
-
-    ``seed``: of the random draw; a resumed sweep must repeat it.
-    """
+    """Return ``count`` rates of the space, as a grid or at random (``seed``: a resumed sweep must repeat it)."""
     if draw == "grid":
         return spread(grid(space.low, space.high, count))
     chance = random.Random(seed)
@@ -95,10 +92,7 @@ def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[floa
 
 
 def grid(low: float, high: float, count: int) -> list[float]:
-    """Return ``count`` rates from ``low`` to ``high``, evenly spaced in their logarithm.
-
-    A single one is the geometric mean.
-    """
+    """Return ``count`` rates, evenly spaced in their logarithm. A single one is the geometric mean."""
     if count == 1:
         return [math.sqrt(low * high)]
     ratio = math.log(high / low)
@@ -199,11 +193,7 @@ class GreedyStrategy(Config):
 
 
 def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference between two mean losses of about ``loss`` that may be noise.
-
-    ``spreads``: for each rate, the losses of its seeds. Their pooled variance gives the noise, but it is at least
-    :data:`FLAT` of the loss.
-    """
+    """Return the largest difference of mean losses that may be noise of the seeds (``spreads``), at least FLAT."""
     squares = sum(variance(losses) * (len(losses) - 1) for losses in spreads if len(losses) > 1)
     freedom = sum(len(losses) - 1 for losses in spreads)
     error = math.sqrt(2 * squares / freedom / len(spreads[0])) if freedom else 0.0
@@ -271,11 +261,7 @@ def hyperband(
     overrides: JsonObject | None = None,
     draw: Draw = "random",
 ) -> Trials:
-    """Yield the trials of all brackets, and receive each when it has ended.
-
-    ``most_steps``: steps of the longest trials. ``group`` and ``overrides``: name and configuration of the model size;
-    by default the sweep's own model.
-    """
+    """Yield the trials of all brackets of at most ``most_steps`` steps. ``group``, ``overrides``: of the model size."""
     for bracket in brackets(most_steps, eta):
         rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")
         for rung in bracket.rungs:

@@ -18,10 +18,7 @@ FAR_BEYOND_TRIED = 100.0  # factor beyond the tried rates; an interval's end fur
 
 
 def interval(low: float | None, high: float | None, curve: RateCurve | None = None) -> str:
-    """Format an interval of learning rates: ``1.1e-03 to 2.3e-03``. An open end (None) is named.
-
-    An end far beyond the tried rates of ``curve`` counts as open.
-    """
+    """Format an interval of rates: ``1.1e-03 to 2.3e-03``. An end far beyond the tried rates counts as open."""
     tried = [learning_rate for learning_rate, _ in curve.points] if curve is not None else []
     if tried and low is not None and low < min(tried) / FAR_BEYOND_TRIED:
         low = None
@@ -46,7 +43,10 @@ def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
 
 def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial]) -> list[str]:
     """Return the result of a sweep as lines: the chosen rate, how sure it is, and what limits it."""
-    lines = [*_ending(record, trials), *map(_nothing_below, _without_points(found.curves))]
+    lines = [
+        *_ending(record, trials),
+        *map(_nothing_below, (curve for curve in found.curves if curve.above and not curve.points)),
+    ]
     if found.projection is not None:
         return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
     if found.chosen is None or not found.curves:
@@ -69,11 +69,6 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
 def of_seeds(one: DivergedRate) -> str:
     """Format how many seeds of a rate diverged: `` (1 of 2 seeds)``; "" if it had only one."""
     return "" if one.seeds < 2 else f" ({one.diverged} of {one.seeds} seeds)"
-
-
-def _without_points(curves: Sequence[RateCurve]) -> list[RateCurve]:
-    """Return the curves whose finished trials are all at or above a rate that diverged, so that none can be chosen."""
-    return [curve for curve in curves if curve.above and not curve.points]
 
 
 def _nothing_below(curve: RateCurve) -> str:
@@ -141,10 +136,7 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
 
 
 def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
-    """Return the warning that the lowest loss is at an end of the tried rates, so that the best rate may lie beyond it.
-
-    It says if that end is also a bound of the search range.
-    """
+    """Return the warning that the lowest loss is at an end of the tried rates, or of the search range."""
     tried = sorted(learning_rate for learning_rate, _ in curve.points)
     trials_text = f"of the trials of {count(curve.steps, 'step')}"  # The rates of shorter trials may have gone further.
     low = chosen.at_edge == "low"
@@ -164,11 +156,7 @@ def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
 
 
 def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
-    """Return a clause that the best rate may also lie inside the tried rates, because noise may have made ``end``
-    the lowest.
-
-    "" if the interval does not reach there.
-    """
+    """Return a clause that noise may have made ``end`` the lowest; "" if the interval excludes that."""
     if isinstance(curve.optimum, NoOptimum):  # Without a fit, there is no estimate of noise.
         return ""
     low = chosen.at_edge == "low"
@@ -184,9 +172,7 @@ def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
 
 
 def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
-    """Return sentences on what limits the result: open ends of the interval, divergence, and trials that ended
-    early.
-    """
+    """Return sentences on what limits the result: open ends, divergence, and trials that ended early."""
     lines = []
     if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]

@@ -1,5 +1,9 @@
 """The folder of a sweep: the request, the journal of its trials, a training's folder for each, and the report.
 
+A change of a trial is appended to the journal and synchronized, and one record creates a trial with its plan. A half
+record left by a kill is cut off before anything is written, because Optuna would append to it. The kernel locks the
+folder, because Optuna's lock file outlives a killed process.
+
 ``chosen_rate`` reads the learning rate that a sweep chose from its report.
 
 DIR/sweep.json        the request, and the sweep's status
@@ -11,22 +15,167 @@ DIR/summary.md, summary.json, plots/
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import ValidationError
 
 from harness.judge.cost import ArmMeasurement
 from harness.study.records import first_fault, made_of
-from harness.sweep.journal import FILE
 from harness.sweep.trial_run import RESULT
-from harness.sweep.trials import Trial
-from trainer.errors import InputError
+from harness.sweep.trials import Role, Trial, TrialPlan, TrialStatus
+from trainer.errors import InputError, one_line
 from trainer.files import expanded, read_json, shell_word, write_text
 from trainer.json_types import Json, JsonObject
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+
+NAME = "learning-rate"
+FILE = "trials.journal"
+PLAN, OUTCOME, MILESTONE = "plan", "outcome", "milestone/"
+
+
+def require_optuna() -> None:
+    """Raise InputError if Optuna, which keeps the journal, is not installed."""
+    if find_spec("optuna") is None:
+        raise InputError("harness sweep needs the package optuna: pip install 'llm-training-harness[sweep]'")
+
+
+class TrialJournal:
+    """The trials of one sweep, in Optuna's journal. Only one process at a time opens it (``only_one``)."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the journal in ``folder``, or create it. Raises InputError if it cannot be read."""
+        require_optuna()
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.path = folder / FILE
+        cut_half_record(self.path)
+        try:
+            storage = JournalStorage(JournalFileBackend(str(self.path), lock_obj=_held()))
+            self._study: Study = optuna.create_study(storage=storage, study_name=NAME, load_if_exists=True)
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            raise InputError(f"{self.path}: not a journal of a sweep ({one_line(error)})") from error
+
+    def trials(self) -> list[Trial]:
+        """Return all trials in the order of their start. Raises InputError if a record was not written by a sweep."""
+        try:
+            return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.path}: has a trial not written by a sweep ({one_line(repr(error))})") from error
+
+    def begin(self, plan: TrialPlan) -> Trial:
+        """Add a trial with ``plan`` to the journal as running, and return it."""
+        from optuna.distributions import FloatDistribution
+        from optuna.trial import TrialState, create_trial
+
+        rate = plan.learning_rate
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params={"learning_rate": rate},
+                distributions={"learning_rate": FloatDistribution(rate, rate, log=True)},
+                user_attrs={PLAN: asdict(plan)},
+            )
+        )
+        return self.trials()[-1]
+
+    def milestone(self, trial: Trial, steps: int, loss: float) -> None:
+        """Record the mean training loss after ``steps`` steps. A recorded value stays when a trial is resumed."""
+        if steps not in trial.milestones:
+            self._study._storage.set_trial_intermediate_value(self._id(trial), steps, loss)
+
+    def end(self, trial: Trial) -> None:
+        """Record the status, loss and spending of a trial that has ended."""
+        from optuna.trial import TrialState
+
+        outcome = {
+            "status": trial.status, "training_loss": trial.training_loss, "steps": trial.steps, "tokens": trial.tokens,
+            "seconds": trial.seconds, "hellaswag": trial.hellaswag, "loss": trial.loss,
+        }  # fmt: skip
+        storage, number = self._study._storage, self._id(trial)
+        storage.set_trial_user_attr(number, OUTCOME, outcome)
+        if trial.status == "done":
+            assert trial.loss is not None
+            storage.set_trial_state_values(number, TrialState.COMPLETE, [trial.loss])
+        else:
+            storage.set_trial_state_values(number, TrialState.PRUNED)
+
+    def _id(self, trial: Trial) -> int:
+        storage, study = self._study._storage, self._study._study_id
+        return int(storage.get_trial_id_from_study_id_trial_number(study, trial.number))
+
+
+def cut_half_record(path: Path) -> None:
+    """Cut off an incomplete last line of the file, which a kill left. A missing file is ignored."""
+    try:
+        with open(path, "rb+") as file:
+            content = file.read()
+            end = content.rfind(b"\n") + 1
+            if end < len(content):
+                file.truncate(end)
+                os.fsync(file.fileno())
+    except FileNotFoundError:
+        pass
+
+
+def _held() -> object:
+    """Return a lock for Optuna that does nothing, because the sweep's folder is locked already."""
+    from optuna.storages.journal._file import BaseJournalFileLock
+
+    class HeldLock(BaseJournalFileLock):  # type: ignore[misc]  # where optuna is not installed
+        def acquire(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            pass
+
+    return HeldLock()
+
+
+def _trial(frozen: FrozenTrial) -> Trial:
+    plan = _plan(frozen.user_attrs[PLAN])
+    milestones = dict(frozen.intermediate_values)
+    if not frozen.state.is_finished():
+        return Trial(frozen.number, plan, milestones=milestones)
+    outcome: JsonObject = frozen.user_attrs[OUTCOME]
+    return Trial(
+        frozen.number,
+        plan,
+        cast("TrialStatus", outcome["status"]),
+        cast("float | None", outcome.get("loss") if frozen.values is None else frozen.values[0]),
+        cast("float | None", outcome["training_loss"]),
+        int(cast("int", outcome["steps"])),
+        int(cast("int", outcome["tokens"])),
+        float(cast("float", outcome["seconds"])),
+        cast("float | None", outcome["hellaswag"]),
+        milestones,
+    )
+
+
+def _plan(content: Mapping[str, Json]) -> TrialPlan:
+    return TrialPlan(
+        float(cast("float", content["learning_rate"])),
+        int(cast("int", content["steps"])),
+        int(cast("int", content["seed"])),
+        str(content["group"]),
+        cast("Role", content["role"]),
+        bool(content["ends_behind"]),
+        dict(cast("JsonObject", content["overrides"])),
+    )
+
 
 SWEEP_SCHEMA = 1
 SweepStatus = Literal["running", "done", "interrupted", "failed", "budget", "diverged"]
@@ -39,19 +188,14 @@ class Pilot:
 
     start_s: float
     """Seconds of a short training except its steps and passes: from the start of its process, and its end."""
-    step_s: float
-    """Median of a step, in seconds."""
+    step_s: float  # Median of a step, in seconds
     pass_s: float = 0.0
     """Seconds of the last pass over held-out data; 0 in older sweeps, whose ``start_s`` includes one."""
-    answers_s: float = 0.0
-    """Seconds of the last pass over multiple-choice questions; 0 in older sweeps."""
+    answers_s: float = 0.0  # Seconds of the last pass over multiple-choice questions; 0 in older sweeps.
 
     @property
     def measurement(self) -> ArmMeasurement:
-        """The times as an :class:`ArmMeasurement`, from which the cost of trainings is predicted.
-
-        Checkpoints are not included.
-        """
+        """The times as an :class:`ArmMeasurement`, which predicts the cost, without checkpoints."""
         passes, answers = (self.pass_s,), (self.answers_s,)
         steps = (self.step_s, self.step_s)  # The first step does not differ from the others.
         return ArmMeasurement(
@@ -70,10 +214,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """Content of sweep.json. ``settings``: the resolved sweep file.
-
-    ``config``: the configuration that the trials share.
-    """
+    """Content of sweep.json. ``settings``: the resolved sweep file. ``config``: what the trials share."""
 
     name: str
     arm: str
@@ -92,8 +233,7 @@ class SweepRecord:
     error: str | None = None
     pilots: dict[str, Pilot] = field(default_factory=dict)
     """Pilots by kind of trial (:meth:`TrialPlan.kind`): trials of a larger model take longer."""
-    lost_s: float = 0.0
-    """Seconds spent on pilots, which are no trials."""
+    lost_s: float = 0.0  # Seconds spent on pilots, which are no trials
 
 
 @dataclass(frozen=True)
@@ -147,10 +287,7 @@ class SweepFolder:
         return record
 
     def result(self, number: int) -> JsonObject | None:
-        """Return the content of a trial's result.json.
-
-        None if the trial has not ended, or if the file is incomplete.
-        """
+        """Return a trial's result.json; None if it has not ended, or if the file is incomplete."""
         with suppress(OSError, ValueError):
             result = read_json(self.trial(number) / RESULT)
             return cast("JsonObject", result) if isinstance(result, dict) else None
@@ -184,11 +321,7 @@ class SweepFolder:
 
 
 def chosen_rate(place: str, option: str) -> tuple[float, Path]:
-    """Return the learning rate that a sweep chose, and the sweep's folder.
-
-    ``place``: that folder, or a folder with several sweeps, of which the newest counts. Raises InputError, which names
-    ``option``, if there is no sweep, if it is not done, or if it chose no rate.
-    """
+    """Return the chosen rate and folder of the (newest) sweep at ``place``. Raises InputError, naming ``option``."""
     root = expanded(place)
     folders = (
         [root] if _summary(root).is_file() else sorted(path for path in root.glob("*") if _summary(path).is_file())

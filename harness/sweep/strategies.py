@@ -49,11 +49,7 @@ class OwnStrategy(Config):
     """Further arguments of the function, by name."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """Return a single stage.
-
-        A budget assumes the sweep's steps for each trial, because only the function knows their length. Raises
-        InputError if the function yields no valid first trial.
-        """
+        """Return one stage with the sweep's steps per trial. Raises InputError without a valid first trial."""
         asking = self._begun(space)
         try:
             self._next(asking, None, space)
@@ -75,10 +71,7 @@ class OwnStrategy(Config):
     def _next(
         self, asking: Generator[object, Trial | None, object], ended: Trial | None, space: SearchSpace
     ) -> TrialPlan:
-        """Send the ended trial to the user's function and return the next plan that it yields.
-
-        Raises StopIteration if the function has ended, InputError if it fails or yields something else.
-        """
+        """Send the trial to the user's function; return its next plan. Raises StopIteration or InputError."""
         try:
             proposal = asking.send(ended)
         except StopIteration:
@@ -104,10 +97,7 @@ class OwnStrategy(Config):
         )
 
     def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
-        """Call the user's function and return its generator.
-
-        Raises InputError if that fails or returns something else.
-        """
+        """Return the generator of the user's function. Raises InputError if that fails or returns another."""
         try:
             generator = user_code.call(KEY, self.name, self.arguments, {"space": space})
         except SystemExit as error:
@@ -163,10 +153,7 @@ TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}
 
 
 def _named(value: Any) -> Any:
-    """Return the mapping for the setting ``strategy``; a name alone stands for the strategy with its defaults.
-
-    Raises ValueError for an unknown name.
-    """
+    """Return the mapping for ``strategy``; a name alone has its defaults. Raises ValueError for an unknown name."""
     mapping = {"name": value} if isinstance(value, str) else value
     allowed = f"allowed: {', '.join(NAMES)}, or MODULE:FUNCTION of your own"
     if not isinstance(mapping, dict):

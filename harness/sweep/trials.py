@@ -1,10 +1,7 @@
-"""Defines a trial, its milestones, and the protocol of strategies, which decide which trials run.
+"""Define a trial, its milestones, and the protocol of strategies, which decide which trials run.
 
-A strategy is a generator: it yields the plan of its next trial and receives the trial when that has ended. So one
-strategy can use another (``yield from``), and a killed sweep is resumed by sending the trials of its journal. A
-strategy must therefore not read a clock, nor draw anything that its seed does not determine.
-
-At a milestone a trial ends if it has fallen behind the others of its group.
+A strategy is a generator that yields plans and receives ended trials. So strategies can use another one (``yield
+from``), and a sweep is resumed from its journal. It must not read a clock, nor draw what its seed does not determine.
 """
 
 from __future__ import annotations
@@ -29,15 +26,11 @@ class TrialPlan:
     """One training that a strategy asks for: its learning rate, length and seed."""
 
     learning_rate: float
-    steps: int
-    """Number of optimizer steps."""
+    steps: int  # Number of optimizer steps
     seed: int = 0
-    group: str = ""
-    """Trials of one group with the same number of steps are points of one curve. "": all trials are."""
-    role: Role = "curve"
-    """curve: a point of a loss curve; probe: only looks for divergence."""
-    ends_behind: bool = False
-    """True if the trial ends at a milestone where its loss is above its group's median."""
+    group: str = ""  # Trials of one group with the same number of steps are points of one curve. "": all trials are.
+    role: Role = "curve"  # curve: a point of a loss curve; probe: only looks for divergence.
+    ends_behind: bool = False  # True if the trial ends at a milestone where its loss is above its group's median
     overrides: JsonObject = field(default_factory=dict)
     """Dotted keys of the trainer's configuration, with values that differ from the sweep's."""
 
@@ -60,13 +53,10 @@ class Trial:
     loss: float | None = None
     """Loss on held-out data after the last step; None for a trial that ended before it. For a trial that stopped as
     behind: after its own last step, if ``evaluate_behind`` is set."""
-    training_loss: float | None = None
-    """Training loss of the last known step."""
+    training_loss: float | None = None  # Training loss of the last known step
     steps: int = 0
-    tokens: int = 0
-    """Positions computed, including padding."""
-    seconds: float = 0.0
-    """Wall time of all parts."""
+    tokens: int = 0  # Positions computed, including padding
+    seconds: float = 0.0  # Wall time of all parts
     hellaswag: float | None = None
     """Share of multiple-choice questions (such as HellaSwag's) answered right at the end; None without questions."""
     milestones: Mapping[int, float] = field(default_factory=dict)
@@ -74,9 +64,7 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """Score by which strategies compare trials: the loss on held-out data, or infinity if the trial did not
-        finish.
-        """
+        """Score for strategies: the held-out loss, or infinity if the trial did not finish."""
         return self.loss if self.status == "done" and self.loss is not None else math.inf
 
 
@@ -85,22 +73,15 @@ Trials: TypeAlias = Generator[TrialPlan, Trial, None]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Input of a strategy: the range of learning rates (``low`` to ``high``) to search, seeds, and the length of
-    trials.
-    """
+    """Input of a strategy: learning rates from ``low`` to ``high``, seeds, and the length of trials."""
 
     low: float
     high: float
-    seeds: tuple[int, ...]
-    """Seeds of the trials. A rate is trained once with each."""
-    seed: int
-    """Seed of the strategy's draws."""
-    config: TrainerConfig
-    """Configuration of every trial, without its rate, steps, seed and overrides."""
-    steps_of: Callable[[JsonObject], int]
-    """Optimizer steps of a full trial whose configuration has these overrides."""
-    step_tokens: int = 1
-    """Tokens of an optimizer step, including padding."""
+    seeds: tuple[int, ...]  # Seeds of the trials. A rate is trained once with each.
+    seed: int  # Seed of the strategy's draws
+    config: TrainerConfig  # Configuration of every trial, without its rate, steps, seed and overrides
+    steps_of: Callable[[JsonObject], int]  # Optimizer steps of a full trial whose configuration has these overrides
+    step_tokens: int = 1  # Tokens of an optimizer step, including padding
 
     @property
     def steps(self) -> int:
@@ -113,15 +94,11 @@ class TrialStage:
     """Planned trials of one length, as far as a strategy knows them before it starts."""
 
     name: str
-    trials: int
-    """Maximum number of trials; the exact number if ``exact``."""
-    steps: int
-    """Optimizer steps of each trial."""
+    trials: int  # Maximum number of trials; the exact number if ``exact``.
+    steps: int  # Optimizer steps of each trial
     exact: bool = True
-    of: str = ""
-    """Bracket or size to which it belongs."""
-    group: str = ""
-    """Group of its trials, as in TrialPlan. ``overrides``: theirs."""
+    of: str = ""  # Bracket or size to which it belongs
+    group: str = ""  # Group of its trials, as in TrialPlan. ``overrides``: theirs.
     overrides: JsonObject = field(default_factory=dict)
 
 
@@ -129,17 +106,11 @@ class Strategy(Protocol):
     """Protocol of a search strategy. Its settings are a section of the sweep file (harness.sweep.strategies)."""
 
     def search(self, space: SearchSpace) -> Trials:
-        """Yield the plan of each trial, and receive the trial when it has ended.
-
-        The rate is chosen later, from all trials.
-        """
+        """Yield each plan, and receive its ended trial. The rate is chosen later, from all trials."""
         ...
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """Return the trials that will be asked for, by stage in order.
-
-        Raises InputError if the settings are not possible.
-        """
+        """Return the trials to come, by stage in order. Raises InputError if settings are not possible."""
         ...
 
 
@@ -154,10 +125,9 @@ def milestones(steps: int) -> list[int]:
 
 
 def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
-    """Return True if a trial should end early, because its mean loss at this milestone is above the others' median.
+    """Return True if a trial's mean loss at this milestone is above the median of ``others`` like ``plan``.
 
-    Only trials that may end early are ended, not before :data:`EARLIEST_END` of their steps, and not with fewer than
-    :data:`MIN_PEERS` others. ``others``: of any group; those like ``plan`` count.
+    Only trials that may end early, from :data:`EARLIEST_END` of their steps on, with :data:`MIN_PEERS` others.
     """
     if not plan.ends_behind or steps < EARLIEST_END * plan.steps:
         return False

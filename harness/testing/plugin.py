@@ -1,7 +1,6 @@
 """Add a pytest fixture for regression checks: ``scenario(FILE, arm=...).no_slower_than(...)``.
 
-It works with and without pytest-benchmark. Every pytest in the environment loads this module, so everything except
-pytest is imported only when a test needs it.
+Every pytest in the environment loads this module, so the rest is imported only when a test needs it.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the result of each check after all tests.
-
-    pytest itself shows no reason for a test that passed or was skipped.
-    """
+    """Print each check's result: pytest itself shows no reason for a passed or skipped test."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     results = [
         f"{report.nodeid}: {value}"
@@ -77,10 +73,7 @@ class _Without:
 
 
 class _Scenario:
-    """Value of the ``scenario`` fixture. Calling it with a scenario and an arm returns a :class:`Subject`.
-
-    A Subject has assertions such as ``no_slower_than``.
-    """
+    """Value of the ``scenario`` fixture: called with a scenario and an arm, it returns a :class:`Subject`."""
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
         self._request = request
@@ -89,10 +82,9 @@ class _Scenario:
     def __call__(
         self, path: str | Path, arm: str, control: str | None = None, sets: list[str] | None = None
     ) -> Subject:
-        """Return the arm to check.
+        """Return the arm to check. ``path``: file relative to the current folder or pytest's root, or a shipped name.
 
-        ``path``: file relative to the current folder or pytest's root, or name of a shipped scenario.
-        ``control``: control under which the arm runs; None: as it is. ``sets``: overrides as for ``harness run --set``.
+        ``control``: of the arm; None: as it is. ``sets``: overrides as for ``harness run --set``.
         """
         from harness.testing.subject import Subject
 

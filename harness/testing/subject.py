@@ -34,11 +34,7 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Subject:
-    """Arm of a scenario (under a control, if given) that a test checks. The fixture ``scenario`` makes it.
-
-    ``sets``: overrides as for ``harness run --set``.
-    ``benchmark``: pytest-benchmark's fixture, which receives the rounds; None if it is not installed.
-    """
+    """Arm of a scenario, made by the fixture ``scenario``. ``benchmark``: pytest-benchmark's fixture, if installed."""
 
     path: Path
     arm: str
@@ -153,11 +149,7 @@ class Subject:
         return Path(self.config.getoption("--harness-out")), ["pytest", self.test.nodeid], str(self.path)
 
     def _comparison(
-        self,
-        asked: ComparisonPlan,
-        limits: Limits,
-        budget_s: float,
-        arms: Mapping[str, ArmRecord] | None = None,
+        self, asked: ComparisonPlan, limits: Limits, budget_s: float, arms: Mapping[str, ArmRecord] | None = None
     ) -> StateComparison:
         from harness.regress.run import run_comparisons
 
@@ -180,10 +172,7 @@ class Subject:
         return self._end(found.comparisons[0], folder, sides.candidate, baseline)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
-        """Run the arm alone, for at most ``budget_s`` seconds, and compare it with the kept baseline.
-
-        With ``--harness-save-baselines``, keep the result as baseline instead and skip the test.
-        """
+        """Compare the arm with the kept baseline, or keep it as baseline (``--harness-save-baselines``) and skip."""
         from harness.launch.study import Sequential, run_study
         from harness.machine.environment import record_environment
         from harness.regress import baselines
@@ -243,10 +232,7 @@ class Subject:
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """Show output on the terminal within the context.
-
-        A study takes minutes, and pytest would hold back its progress.
-        """
+        """Show output on the terminal within the context, because a study takes minutes."""
         plugins = self.config.pluginmanager
         capture, reporter = plugins.getplugin("capturemanager"), plugins.getplugin("terminalreporter")
         if reporter is not None:
@@ -260,10 +246,7 @@ class Subject:
         self.test.user_properties.append((PROPERTY, text))
 
     def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> StateComparison:
-        """Report the rounds to pytest-benchmark.
-
-        Then return ``comparison``, or skip or fail the test as its verdict demands.
-        """
+        """Report to pytest-benchmark. Return ``comparison``, or skip or fail the test as its verdict demands."""
         from harness.regress.text import sentence
 
         message = f"{sentence(comparison)} Evidence: {folder.path}"
@@ -283,11 +266,7 @@ class Subject:
             pytest.skip(message)
 
     def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> None:
-        """Add both sides to pytest-benchmark's results as rounds, in seconds per step, in a separate group.
-
-        Its table, comparisons and histograms then show the arm beside its baseline. Do nothing without
-        pytest-benchmark.
-        """
+        """Add both sides as rounds (seconds per step), in a group of their own, if pytest-benchmark is there."""
         if self.benchmark is None:
             return
         from harness.regress.text import sentence

@@ -20,9 +20,8 @@ from typing import Any
 
 from harness.show.cost import duration
 from harness.sweep import report, sentences
-from harness.sweep.journal import TrialJournal
 from harness.sweep.load import load_sweep
-from harness.sweep.store import SweepFolder, SweepRecord
+from harness.sweep.store import SweepFolder, SweepRecord, TrialJournal
 from harness.sweep.trials import Trial, TrialPlan
 
 SMALLER = [{"layers": 1, "width": width, "heads": 1} for width in (16, 32, 48)]

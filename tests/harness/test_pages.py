@@ -12,7 +12,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from harness.commands.doctor import conclusion, lines_of
-from harness.machine.checks.check import fail, ok, warn
+from harness.machine.check import fail, ok, warn
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.synthetic import Arm, build, write

@@ -1,8 +1,7 @@
-"""Writes the batch script of a study, submits it to Slurm, and reads the states of the jobs.
+"""Write the batch script of a study (plain sbatch), submit it to Slurm, and read the states of the jobs.
 
-A user can read, edit and submit the script, which is plain sbatch. Each command has a time limit. Only sbatch, squeue
-and scontrol are used: sacct needs an accounting database, which small clusters do not have. squeue knows a job for some
-minutes after its end (MinJobAge). Later, only the job's own record is left.
+sacct is not used: it needs an accounting database. squeue knows a job for minutes after its end (MinJobAge); later,
+only the job's own record is left.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.checks.check import span
+from harness.machine.check import span
 from harness.machine.software import missing_commands
 from trainer.config import SlurmConfig
 from trainer.errors import InputError, one_line
@@ -26,11 +25,7 @@ KEPT_VARIABLES = ("PYTHONPATH", "HARNESS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "O
 
 @dataclass(frozen=True)
 class Submission:
-    """One batch script to submit: its study, blocks and Slurm settings.
-
-    ``folder``: contains the script, the logs and the jobs' records. ``nodes``: machines of a job.
-    ``force``: True to start runs that cannot fit into memory.
-    """
+    """One batch script: study, blocks and Slurm settings. ``folder``: for script, logs and the jobs' records."""
 
     study: Path
     folder: Path
@@ -165,10 +160,7 @@ def submit(script: Path) -> str:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of ``jobs`` (ids without array elements) and of their elements, by id.
-
-    Jobs that squeue no longer knows are left out. Raises SlurmSilent if squeue fails.
-    """
+    """Return the states of ``jobs`` and their elements by id; unknown jobs are left out. Raises SlurmSilent."""
     if not jobs:
         return {}
     # With --array, %i is 12_3 for an element; otherwise it is 12.
@@ -184,10 +176,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def node_memory_bytes(partition: str | None) -> int | None:
-    """Return the smallest memory in bytes of a node of ``partition`` (None: the default one).
-
-    None if Slurm does not report it.
-    """
+    """Return the smallest memory of a node of ``partition`` (None: the default); None if not reported."""
     of = [] if partition is None else [f"--partition={partition}"]
     try:
         done = _run(["sinfo", "--noheader", "--format=%m", *of])
@@ -216,9 +205,6 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 
 
 def _message(text: str) -> str:
-    """Return the last error in a command's output as one line, with the line before it.
-
-    "without a message" if the output is empty.
-    """
+    """Return the last error of a command as one line, with the line before; "without a message" if empty."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a message"

@@ -1,7 +1,4 @@
-"""Runs one block of a study, or all of it, in a job of Slurm: ``python -m harness.launch.slurm.job`` (see batch.py).
-
-The job records its begin and end in a file of its own, as Slurm forgets jobs.
-"""
+"""Run a block, or all of a study, in a job of Slurm (see batch.py), which records its own begin and end."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.launch.study import now, run_part
+from harness.launch.study import run_part
+from harness.study.records import now
 from harness.study.store import write_json
 from trainer.errors import InputError, in_words
 from trainer.files import read_json
@@ -25,10 +23,7 @@ EXITS = {"done": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 @dataclass(frozen=True)
 class JobEnding:
-    """State of a job, which the job itself writes to a file at its begin and its end. Slurm forgets jobs.
-
-    ``status``: "running" if the job has not ended or was killed; "refused" if the study cannot run there.
-    """
+    """Record of a job, "running" until it writes its end; "refused": the study cannot run there."""
 
     job: str
     node: str

@@ -31,8 +31,8 @@ from harness.launch.slurm.batch import (
     submit,
 )
 from harness.launch.slurm.job import JobEnding, read_ending
-from harness.launch.study import Elsewhere, Outcome, begin_study, config_slurm, now, only_one, read_resumable
-from harness.study.records import RunRecord, StudyRecord, session_of
+from harness.launch.study import Elsewhere, Outcome, begin_study, config_slurm, only_one, read_resumable
+from harness.study.records import RunRecord, StudyRecord, now, session_of
 from harness.study.store import StudyFolder, write_json
 from trainer.config import SlurmConfig, TrainerConfig
 from trainer.errors import InputError, one_line, visible
@@ -53,10 +53,7 @@ GONE = JobState("", "GONE", "", "")  # no longer known to squeue
 
 
 def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
-    """Return the Slurm settings of all arms; None if the arms have none. Raises InputError if they differ.
-
-    They must be equal, because a job runs all arms of a block.
-    """
+    """Return the Slurm settings of all arms, or None. Raises InputError if they differ: a job runs all arms."""
     by_arm = {name: config_slurm(config) for name, config in configs.items()}
     first, settings = next(iter(by_arm.items()))
     for name, arm_settings in by_arm.items():
@@ -76,10 +73,7 @@ def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
 
 
 def print_script(plan: Plan, out: Path, force: bool = False) -> str:
-    """Return the batch script that a study of ``plan`` would submit. Nothing is prepared, created or submitted.
-
-    ``force``: True to start runs that cannot fit into memory.
-    """
+    """Return the batch script of a study, without submitting. ``force``: run what does not fit into memory."""
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     study = out.absolute() / plan.scenario.name / "<time>-<id>"
@@ -91,10 +85,7 @@ def print_script(plan: Plan, out: Path, force: bool = False) -> str:
 def submit_study(
     plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
 ) -> Outcome:
-    """Submit jobs that run ``plan`` in a new study under ``out``. With ``wait``, wait for them and gather their runs.
-
-    ``source``: file of the scenario. Raises InputError before anything is submitted if it cannot work.
-    """
+    """Submit jobs of ``plan`` in a new study under ``out``; ``wait``: gather their runs. Raises InputError before."""
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     check_slurm_here()
@@ -118,10 +109,7 @@ def submit_study(
 
 
 def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, wait: bool = True) -> Outcome:
-    """Submit the missing blocks of the study ``path`` that no job in the queue will run.
-
-    With ``wait``, wait for all its jobs and gather their runs. Raises InputError if the queue is unknown.
-    """
+    """Submit the missing blocks that no job will run; ``wait`` for all. Raises InputError for an unknown queue."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     configs = recorded_configs(folder.study_json, record)
@@ -151,10 +139,7 @@ def begun_in_jobs(path: Path) -> bool:
 
 
 def refuse_jobs_in_queue(path: Path) -> None:
-    """Raise InputError if jobs of the study may still run: they would conflict with runs on this machine.
-
-    Nothing is checked if Slurm does not answer here.
-    """
+    """Raise InputError if jobs of the study may still run. Not checked if Slurm does not answer."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     slurm = slurm_of(recorded_configs(folder.study_json, record))
@@ -176,10 +161,7 @@ def _asked(configs: Mapping[str, TrainerConfig]) -> SlurmConfig:
 
 
 def _bytes_of(text: str) -> int | None:
-    """Return the bytes of a size like "64G" by sbatch's rules; None if it is not a size.
-
-    Without a unit, the size is in megabytes.
-    """
+    """Return the bytes of a size like "64G" by sbatch's rules (default: megabytes); None if it is none."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
     powers = {"K": 10, "M": 20, "G": 30, "T": 40}
     return int(number) * 2 ** powers[unit] if number.isdigit() and unit in powers else None
@@ -250,10 +232,7 @@ class Jobs:
         return set(self._living(queue))
 
     def finish(self) -> Outcome:
-        """Wait for all jobs, then gather their runs into the study. Return its outcome.
-
-        After the time limit or Ctrl-C, the jobs stay in the queue and the outcome says so.
-        """
+        """Wait for all jobs and gather their runs. After the time limit or Ctrl-C, jobs stay in the queue."""
         with terminable():
             try:
                 late = self._wait()
@@ -286,17 +265,11 @@ class Jobs:
         return queue.get(self._id(block), GONE)
 
     def _living(self, queue: Mapping[str, JobState]) -> list[int]:
-        """Return the blocks whose job may still run.
-
-        ``queue``: states of jobs by id; a job that is not in it has ended.
-        """
+        """Return the blocks whose job may still run. ``queue``: states by id; a missing job has ended."""
         return [block for block in self._by_block if not self._state(block, queue).has_ended]
 
     def _wait(self) -> str | None:
-        """Poll until every job has ended. Return None then.
-
-        After the time limit, or if Slurm does not answer, return a line about the remaining jobs.
-        """
+        """Poll until every job has ended (None), or return a line on the rest at the time limit."""
         begun_s = heard_s = time.monotonic()
         pause_s, shown = FIRST_LOOK_S, ""
         while True:
@@ -321,10 +294,7 @@ class Jobs:
             pause_s = min(pause_s * 1.5, LAST_LOOK_S)
 
     def _shown(self, living: Sequence[int], queue: Mapping[str, JobState]) -> str:
-        """Return a text on the jobs' states, like ``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``.
-
-        ``living``: blocks whose job may still run.
-        """
+        """Return the jobs' states, like ``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
         parts = []
         job_states = {self._id(block): self._state(block, queue) for block in living}
         for state in dict.fromkeys(job_state.state for job_state in job_states.values()):
@@ -373,10 +343,7 @@ class Jobs:
                 yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
 
     def _await_record(self, path: Path, state: JobState) -> None:
-        """Wait, SHARED_DISK_S at most, for the file ``path`` in which a job that ended by itself records its end.
-
-        It may become visible late on a shared disk.
-        """
+        """Wait for a job's own record: on a shared disk, it may become visible late."""
         end_s = time.monotonic() + SHARED_DISK_S
         while state.state in ("COMPLETED", "FAILED", "GONE") and time.monotonic() < end_s:
             ending = read_ending(path)
@@ -411,11 +378,7 @@ class Jobs:
 
 
 def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
-    """Return one line on why ``block`` is not done.
-
-    It has the job, its state in Slurm, its own record and the end of its log.
-    ``ending``: the job's own record; None if it never began.
-    """
+    """Return why ``block`` is not done: job, state, own record (``ending``; None: never began), end of log."""
     node = state.nodes or (ending.node if ending is not None else "")
     outcome = {
         "GONE": "has ended, and Slurm has no record of it",

@@ -1,8 +1,6 @@
-"""Sends a finished study to the trackers of its scenario: first its runs, then its report.
+"""Send a finished study, or each part of a training, to the trackers of its scenario: its runs, then its report.
 
-A training (``harness train``) is sent part by part, after each part ends. The first tracker starts after all
-measurements, so trackers cannot slow a run. They work in parallel and share the scenario's time limit
-(``limits.tracking_s``). The time to build the report does not count.
+Trackers start after all measurements, so that they cannot slow a run, and share ``limits.tracking_s``.
 """
 
 from __future__ import annotations
@@ -40,16 +38,10 @@ NOTE = "tracking: "  # prefix of the study's notes about lost records
 
 
 class StudyTrackers:
-    """All trackers that a study's scenario asks for, each in its own process. They share one time limit.
-
-    Call :meth:`send_runs`, then :meth:`end`. A tracker that cannot start is reported as a loss.
-    """
+    """A scenario's trackers, each in its own process. Call :meth:`send_runs`, then :meth:`end`."""
 
     def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
-        """Start the trackers. ``name``: name of the study's own run. ``asked``: names of the trackers.
-
-        ``limit_s``: time limit for all calls together, in seconds. Each tracker gets a folder in ``to``.
-        """
+        """Start the trackers ``asked``. ``name``: of the study's run. ``limit_s``: for all calls together."""
         self._name = name
         self._left_s = limit_s
         self._absent: list[str] = []
@@ -64,11 +56,7 @@ class StudyTrackers:
                 self._absent.append(f"{tracker}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
-        """Send the steps and results of ``runs``.
-
-        Wait until they are recorded, for RUNS_SHARE of the time limit at most.
-        Return a line per tracker that lost records or did not start.
-        """
+        """Send ``runs`` within RUNS_SHARE of the limit. Return a line per tracker with a loss."""
         begun_s = monotonic()
         until_s = begun_s + RUNS_SHARE * self._left_s
         for message in study_messages(self._name, record, runs):
@@ -79,10 +67,7 @@ class StudyTrackers:
         return [*self._absent, *(line for line in losses if line is not None)]
 
     def end(self, status: str, files: Sequence[Path]) -> list[str]:
-        """Attach ``files`` (the study's summary and pictures) and end all trackers.
-
-        Return a line per tracker that lost records or did not start.
-        """
+        """Attach ``files`` and end all trackers. Return a line per tracker with a loss."""
         until_s = monotonic() + self._left_s
         attached: list[Json] = [str(path) for path in files]
         for feed in self._feeds:
@@ -102,11 +87,9 @@ def asked_of(record: StudyRecord) -> list[str]:
 
 @contextmanager
 def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
-    """Send the study in ``path`` to its trackers: its runs at the context's start, its report at the end.
+    """Send the study in ``path`` to its trackers: runs at the context's start, the report built within at its end.
 
-    The report is built within the context.
-    Losses of a tracker become a note of the study, shown in its report. If more is lost after the report was built,
-    ``rebuild`` is called to build it again.
+    Losses become a note of the study. If more is lost after the report was built, ``rebuild`` is called.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -131,11 +114,9 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Send part ``part`` of the training in ``path`` to the trackers ``asked``.
+    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, with ``files`` that exist.
 
-    Their files go into the training's folder tracking/. ``limit_s``: time limit in seconds.
-    ``files``: files to attach, if they exist.
-    Losses of a tracker are printed as a warning and noted in the training.
+    Losses are printed as a warning and noted in the training. ``limit_s``: time limit in seconds.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -167,10 +148,7 @@ def attached_files(folder: StudyFolder) -> list[Path]:
 
 
 def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> Iterator[JsonObject]:
-    """Yield the messages to a tracker about a study: its own run ``name``, then each run of an arm.
-
-    Runs of controls are left out.
-    """
+    """Yield messages about a study: its own run ``name``, then each run of an arm, no controls."""
     plain = [run for run in runs if run.record.control is None]
     facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
     yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
@@ -200,10 +178,7 @@ def _started_ms(runs: Sequence[RunData]) -> int:
 
 
 def metric_rows(run: RunData) -> list[Json]:
-    """Return [step, UTC in ms since 1970, {metric: value}] of a run's steps and evaluation passes, in order of time.
-
-    A long run's steps are thinned out to MAX_TRACKED_STEPS.
-    """
+    """Return [step, UTC in ms, {metric: value}] by time, at most about MAX_TRACKED_STEPS steps of a run."""
     offset = run.record.realtime_minus_monotonic_ns
     by_step: list[tuple[int, int, JsonObject]] = []
     table = run.step_columns(["step", "start_ns", "wall_ns", "tokens", "loss", "learning_rate"])
@@ -252,16 +227,10 @@ ELSEWHERE = {
 
 
 class TrackerFeed:
-    """One tracker in its own process, with the queue of messages to it.
-
-    Only :meth:`wait`, :meth:`lost` and :meth:`end` block, each with a time limit; :meth:`send` blocks only if asked to.
-    """
+    """A tracker's process and queue. :meth:`wait`, :meth:`lost`, :meth:`end` block, each with a limit."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        """Start the process. ``name``: of the tracker in the scenario.
-
-        ``folder``: for the tracker's files and its log.
-        """
+        """Start the tracker ``name``. ``folder``: for its files and its log."""
         self.name, self.folder = name, folder
         self._messages: queue.Queue[JsonObject | None] = queue.Queue(MAX_WAITING_MESSAGES)
         self._given = 0  # number of messages to record
@@ -285,11 +254,7 @@ class TrackerFeed:
             thread.start()
 
     def send(self, message: JsonObject, until_s: float | None = None) -> None:
-        """Queue a message.
-
-        If the queue is full, wait for room until ``until_s`` (monotonic seconds; None: do not wait).
-        Without room then, the message is dropped and counts as lost.
-        """
+        """Queue a message; without room until ``until_s`` (monotonic; None: now) it is lost."""
         number = self._given
         self._given += 1
         with suppress(queue.Full):
@@ -297,19 +262,13 @@ class TrackerFeed:
             self._messages.put({**message, "number": number}, wait_s > 0, wait_s or None)
 
     def wait(self, until_s: float) -> None:
-        """Wait until the tracker has answered all messages or its process has ended.
-
-        ``until_s``: limit (monotonic seconds).
-        """
+        """Wait for answers to all messages or the process's end, until ``until_s`` (monotonic seconds)."""
         with self._changed:
             while not self._over and self._answered < self._given and (remaining_s := until_s - monotonic()) > 0:
                 self._changed.wait(remaining_s)
 
     def lost(self, until_s: float) -> str | None:
-        """Return one line with the number of unrecorded messages and the reason; None if all are recorded.
-
-        It waits for answers until ``until_s`` (monotonic seconds).
-        """
+        """Return a line on unrecorded messages, waiting until ``until_s`` (monotonic seconds), or None."""
         self.wait(until_s)
         with self._changed:
             if self._done == self._given:
@@ -318,10 +277,7 @@ class TrackerFeed:
             return f"{self.name}: {self._done} of {self._given} messages recorded: {reason}"
 
     def end(self, until_s: float) -> str | None:
-        """Close the tracker, by force at ``until_s`` (monotonic seconds).
-
-        Return one line with the number of unrecorded messages and the reason; None if all are recorded.
-        """
+        """Close the tracker, by force at ``until_s``. Return a line on unrecorded messages, or None."""
         self.send({"do": "close"}, until_s)
         with suppress(queue.Full):
             self._messages.put_nowait(None)

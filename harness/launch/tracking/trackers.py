@@ -41,10 +41,7 @@ class Tracker(Protocol):
     """Interface of a tracker in its own process, also of a user's own. An exception of a method is only reported."""
 
     def begin(self, run: str, parent: str | None, parameters: Mapping[str, Json], start_ms: int) -> None:
-        """Begin the run named ``run``. ``parent``: name of the study's own run; None for that run itself.
-
-        ``start_ms``: start of the run (UTC, ms since 1970).
-        """
+        """Begin ``run``. ``parent``: the study's own run; None for itself. ``start_ms``: UTC since 1970."""
 
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None: ...
 
@@ -68,10 +65,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def missing(name: str) -> str | None:
-    """Return why the tracker ``name`` cannot start here: modules that are not installed, and how to install them.
-
-    None if all are installed, and for a user's own tracker.
-    """
+    """Return why ``name`` cannot start here, and what to install; None if it can, or for a user's tracker."""
     lacking = [module for module in NEEDS.get(name, ()) if find_spec(module) is None]
     if not lacking:
         return None
@@ -79,10 +73,7 @@ def missing(name: str) -> str | None:
 
 
 def warn_of_missing(asked: Sequence[str]) -> None:
-    """Print a warning for each tracker of ``asked`` that cannot start.
-
-    Call it before the first run, because trackers start after the last one.
-    """
+    """Print a warning for each tracker that cannot start, before the first run: they start after the last."""
     for name in asked:
         reason = missing(name)
         if reason is None and name not in NEEDS:
@@ -95,10 +86,7 @@ def warn_of_missing(asked: Sequence[str]) -> None:
 
 
 def open_tracker(name: str, folder: Path) -> Tracker:
-    """Return the tracker ``name``, which stores into ``folder``: a known one, or the user's own.
-
-    The user's own is named MODULE:FUNCTION; the function is called with ``folder``.
-    """
+    """Return the tracker ``name`` (known, or MODULE:FUNCTION of the user), which stores into ``folder``."""
     if name not in NEEDS:
         own: Tracker = call("track", name, {}, {"folder": str(folder)})
         return own
@@ -106,10 +94,7 @@ def open_tracker(name: str, folder: Path) -> Tracker:
 
 
 class JsonLines:
-    """Tracker that writes a new file ``NAME.jsonl`` for each study, with one line per event.
-
-    NAME: the study's own run.
-    """
+    """Tracker that writes ``NAME.jsonl`` for each study (NAME: its own run), one line per event."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -241,10 +226,7 @@ class TensorBoardFiles:
 
 
 class TrackioLocal:
-    """Tracker that writes to Trackio: one project per scenario and one group per study.
-
-    Trackio can open one run at a time. So the study's own run is opened twice.
-    """
+    """Trackio: a project per scenario, a group per study. One run at a time, so the study's own opens twice."""
 
     def __init__(self, folder: Path) -> None:
         import trackio

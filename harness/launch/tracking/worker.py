@@ -1,7 +1,6 @@
-"""Runs one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :class:`TrackerFeed`.
+"""Run one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :class:`TrackerFeed`.
 
-It reads one line of JSON per message and answers each with a line. A tracker may print, raise or hang: its output goes
-to stderr, its exceptions are sent as answers, and the parent ends this process.
+It answers each line of JSON with a line. A tracker may print, raise or hang: its output goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ MAX_TRACKER_FAILURES = 3  # consecutive failures after which the tracker is drop
 
 
 def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], None]) -> None:
-    """Pass each message to the tracker, and answer it by number as done or failed.
-
-    End after :data:`MAX_TRACKER_FAILURES` consecutive failures. ``messages``: lines of JSON.
-    """
+    """Answer each message as done or failed. End after :data:`MAX_TRACKER_FAILURES` consecutive failures."""
     failures = 0
     for line in messages:
         message = json.loads(line)
@@ -58,11 +54,7 @@ def work_of(tracker: Tracker, message: Any) -> Callable[[], None]:
 
 
 def main() -> int:
-    """Run the tracker in this process, with messages on standard input.
-
-    Return 0 at their end, 1 if it cannot be opened.
-    Answers go to the original standard output, which the tracker cannot access.
-    """
+    """Run the tracker for messages on standard input. Return 0 at their end, 1 if it cannot be opened."""
     name, folder, parent = sys.argv[1:4]
     die_with_parent(int(parent))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)

@@ -1,11 +1,7 @@
 """Record the step ledger: phases of the main thread, and the stages of every batch.
 
-A loader worker records its stages; each batch carries them to the main process. The bare recorder keeps only the start
-and end of each step: the ledger's own cost is measured against such runs.
-
-The ledger is always on, so it must cost next to nothing. On a busy machine, its code and data are evicted from the
-caches between calls. So it touches little of both: it reads clocks and counters, and appends them to one list.
-``probes.ledger.rows`` converts them to rows after the run.
+It is always on, so it must cost next to nothing: it reads clocks and counters, and appends them to one list, which
+``probes.ledger.rows`` converts after the run. The bare recorder measures the ledger's own cost.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from harness.probes.ledger.rows import (
     recent_batches,
 )
 from harness.probes.ledger.threads import RunQueue
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from trainer import telemetry
 from trainer.lifetime import die_with_parent
 from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Recorder, Validation
@@ -45,10 +41,7 @@ NEAR_NS = 20_000
 
 
 class _MainRecorder(Recorder):
-    """Recorder of the trainer's main process. The driver of the loop sets ``repetition`` and ``warmup``.
-
-    Each step takes their values when it begins.
-    """
+    """Recorder of the main process. Each step takes ``repetition`` and ``warmup`` when it begins."""
 
     def __init__(self) -> None:
         self.repetition = 0
@@ -85,27 +78,18 @@ class StepRecorder(_MainRecorder):
         self._others_ns = 0  # CPU time of other threads at the start of a stage that may use them
 
     def rows(self) -> Rows:
-        """Return rows of all steps, phases and batches since the last :meth:`take_rows`, and keep them.
-
-        Call it only while no step is measured.
-        """
+        """Return rows since the last :meth:`take_rows`, and keep them. Call it only while no step is measured."""
         events, self._events = self._events, []
         self._maker.add(events)
         return self._maker.rows
 
     def take_rows(self) -> Rows:
-        """Return rows of all steps, phases and batches since the last call, and drop them.
-
-        Call it only while no step is open.
-        """
+        """Return rows since the last call, and drop them. Call it only while no step is open."""
         self.rows()
         return self._maker.take()
 
     def take_device(self) -> tuple[list[Kernel], list[Blocked]]:
-        """Return (kernels of the device, host calls that waited for it) recorded since the last call.
-
-        Drop them here.
-        """
+        """Return (device kernels, host calls that waited for them) since the last call, and drop them here."""
         kernels, blocking = self.kernels, self.blocking
         self.kernels, self.blocking = [], []
         return kernels, blocking
@@ -125,11 +109,7 @@ class StepRecorder(_MainRecorder):
         return len(self._events)
 
     def recent(self, batches: int) -> RecentBatches:
-        """Return the times of the last ``batches`` batches, from the events not yet converted to rows.
-
-        The events are kept.
-        Call it only while no step is measured.
-        """
+        """Return the times of the last ``batches`` batches, without converting events. Call it only between steps."""
         return recent_batches(self._events, batches)
 
     def enter(self, name: str) -> None:
@@ -177,10 +157,7 @@ class StepRecorder(_MainRecorder):
         self._events.append((UNPACKED, arrived_ns, unpacked_ns, waited))
 
     def take(self) -> BatchTrace:
-        """Return the trace of a batch that the main process has just made, with its number and no spans.
-
-        When rows are made, they add the stages since the last call.
-        """
+        """Return the trace of a batch just made, with its number. Its stages are added when rows are made."""
         number = self._inline_batches
         self._inline_batches = number + 1
         self._events.append((TAKEN, number))
@@ -188,11 +165,7 @@ class StepRecorder(_MainRecorder):
 
 
 class StageRecorder(Recorder):
-    """Recorder in one loader worker.
-
-    It records the stages of batches and nothing else.
-    ``role``: such as "loader-0". The loader passes the result of :meth:`take` on with each batch.
-    """
+    """Recorder of the stages of batches in one loader worker. ``role``: such as "loader-0"."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -225,10 +198,7 @@ class StageRecorder(Recorder):
 
 
 class BareRecorder(_MainRecorder):
-    """Recorder of a bare run: one clock read per step, no phases and no stages.
-
-    A bare run makes it instead of :class:`StepRecorder`, to measure the ledger's cost.
-    """
+    """Recorder that reads one clock per step, no phases and no stages, to measure the ledger's cost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,12 +231,7 @@ class BareRecorder(_MainRecorder):
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:
-    """Attach the run's probes in a loader worker; the loader's ``worker_init`` hook.
-
-    The worker ends when its parent ends.
-    ``parent``: see :func:`die_with_parent`. ``folder``: the run's folder.
-    Bind the first three arguments (functools.partial) before passing this to the loader.
-    """
+    """Attach the run's probes in a loader worker; the loader's ``worker_init`` hook with its first arguments bound."""
     die_with_parent(parent)
     if not probes.ledger:
         return

@@ -30,10 +30,7 @@ _STAGES = frozenset(STAGES)
 
 
 class PhaseSpan(NamedTuple):
-    """One phase (fetch, forward, ...) on the main thread, with its times in ns.
-
-    ``batch``: number of the batch that it works on, in order of receipt; -1 before the first.
-    """
+    """One phase (fetch, forward, ...) of the main thread, in ns. ``batch``: by receipt; -1 before the first."""
 
     name: str
     start_ns: int
@@ -43,10 +40,7 @@ class PhaseSpan(NamedTuple):
 
 
 class ArrivedBatch(NamedTuple):
-    """Times in ns at which a batch arrived from its worker and was unpacked in the main process.
-
-    ``waited``: True if the main thread waited for its message; False if the message had arrived earlier.
-    """
+    """Times in ns at which a batch arrived and was unpacked. ``waited``: True if the main thread waited for it."""
 
     arrived_ns: int
     unpacked_ns: int
@@ -67,10 +61,9 @@ class Received(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One finished step of the ledger, times in ns.
+    """One finished step of the ledger, times in ns. ``contended_ns``: delay of the most delayed thread, if known.
 
-    ``phases_ns``: exclusive time of each phase, in the order of ``study.store.PHASES``; the sum is exactly ``wall_ns``.
-    ``contended_ns``: delay of the most delayed thread without a core; None if not recorded.
+    ``phases_ns``: exclusive times in the order of ``study.store.PHASES``, which sum to exactly ``wall_ns``.
     """
 
     step: int
@@ -84,10 +77,7 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the ledger: finished steps, phases in order of their end, and batches in order of receipt.
-
-    ``first_batch``: number of batches received before these; their rows were taken earlier.
-    """
+    """Finished steps, phases in order of their end, batches in order of receipt (the first is ``first_batch``)."""
 
     steps: list[StepRow] = field(default_factory=list)
     phases: list[PhaseSpan] = field(default_factory=list)
@@ -114,10 +104,7 @@ class _Step(NamedTuple):
 
 
 class RowMaker:
-    """Converter from a recorder's events to rows. Events may come in several portions.
-
-    A phase or stage whose start was not recorded is skipped.
-    """
+    """Converter from events, in portions, to rows. A phase or stage whose start was not recorded is skipped."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -210,11 +197,9 @@ class RowMaker:
 
 
 class BatchMoments(NamedTuple):
-    """Times of one batch in ns (CLOCK_MONOTONIC), made by :func:`recent_batches`.
+    """Times of one batch in ns (CLOCK_MONOTONIC). ``awaited``: True if its message arrived within its fetch.
 
-    ``began`` and ``ready``: start and end of its making; None if its maker recorded no stages.
-    ``received`` and ``taken``: end and start of the fetch in which the loop received it.
-    ``awaited``: True if its message arrived within that fetch.
+    ``began``, ``ready``: start and end of its making, if recorded. ``taken``, ``received``: start and end of its fetch.
     """
 
     began: int | None
@@ -225,20 +210,14 @@ class BatchMoments(NamedTuple):
 
 
 class RecentBatches(NamedTuple):
-    """The last batches of a run in order of receipt, and the loop's pauses among them, latest first.
-
-    A pause is (end of a step, start of the next step) in ns.
-    """
+    """The last batches in order of receipt, and the pauses (end of a step, start of the next) in ns, latest first."""
 
     batches: Sequence[BatchMoments]
     pauses: Sequence[tuple[int, int]]
 
 
 def recent_batches(events: Sequence[tuple[Any, ...]], count: int) -> RecentBatches:
-    """Return the last ``count`` received batches (or all if fewer) and the pauses among them.
-
-    ``events``: those of a recorder, in the form of ``probes.ledger.rows``.
-    """
+    """Return the last ``count`` received batches (or all) and the pauses among them, from a recorder's ``events``."""
     batches: list[BatchMoments] = []
     pauses: dict[int, int] = {}  # keyed by the time the loop resumed; of two ends of one step, the first counts
     resumed_ns: int | None = None

@@ -1,7 +1,4 @@
-"""Read from the kernel how threads used the cores: run-queue delay (Linux schedstat), and CPU time of other threads.
-
-Run-queue delay is the time in which a thread was runnable but had no core.
-"""
+"""Read schedstat (run-queue delay: a thread was runnable but had no core) and the CPU time of other threads."""
 
 from __future__ import annotations
 
@@ -21,9 +18,7 @@ SchedstatReading = tuple[bytes, ...]  # kernel's line of each thread; b"" if the
 class RunQueue:
     """Reader of the run-queue delay of the main thread and its native compute threads (such as OpenMP's).
 
-    ``compute_threads``: False to read the main thread only.
-    On a CPU device, the main thread waits at a barrier for the slowest compute thread. So a core taken from that thread
-    delays the step as much as a core taken from the main thread: see :func:`most_delayed_ns`.
+    On a CPU device, the main thread waits for the slowest compute thread, whose delay therefore counts as well.
     """
 
     def __init__(self, compute_threads: bool) -> None:
@@ -38,10 +33,7 @@ class RunQueue:
         return bool(self._descriptors)
 
     def find_threads(self) -> None:
-        """Start to read native compute threads that appeared since the last call.
-
-        They start at the first parallel region.
-        """
+        """Start to read native compute threads, which start at the first parallel region."""
         if not self._descriptors or not self._compute_threads:
             return
         python_threads = {thread.native_id for thread in threading.enumerate()}
@@ -77,11 +69,10 @@ class RunQueue:
 
 
 def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
-    """Return how long (ns) the most delayed thread was runnable without a core between two readings.
+    """Return how long (ns) the most delayed thread was runnable without a core; None if a reading is empty.
 
-    None if a reading is empty. It is a lower bound if several threads were delayed one after the other.
-    Threads other than the main one are skipped if they hardly ever run (:data:`IDLE_WAITS`).
-    It is not known if the main thread waited for the delayed thread.
+    A lower bound if several were delayed in turn. Threads that hardly run (:data:`IDLE_WAITS`) do not count, but the
+    main one does.
     """
     if not before or not after:
         return None
@@ -103,8 +94,5 @@ def other_cpu_ns() -> int:
 
 
 def other_cpu_since_ns(begun_ns: int) -> int:
-    """Return by how many ns :func:`other_cpu_ns` has grown since it returned ``begun_ns``.
-
-    At least 0, because the clocks of process and thread are not read at the same moment.
-    """
+    """Return by how many ns :func:`other_cpu_ns` has grown since it returned ``begun_ns``; at least 0."""
     return max(0, other_cpu_ns() - begun_ns)

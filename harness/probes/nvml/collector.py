@@ -1,15 +1,14 @@
 """Read NVIDIA's counters in the sampling process: power, energy, clocks, utilisation, throttling (nvidia-ml-py).
 
-Sources are "nvml:N", where N is the device's number in CUDA. A metric that a card lacks is reported once, with the
-reason, and not read again. A lost card is reported once; the others are still read. A counter (energy) is sampled as
-its growth since the last reading, everything else as its current value. Every call has a timeout: a driver in trouble,
-for example with a lost card, may not answer for minutes.
+Sources are "nvml:N", N as in CUDA. A lacking metric or a lost card is reported once. Energy is sampled as growth, all
+else as current value. Every call has a timeout, because a driver in trouble may not answer for minutes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from time import monotonic_ns
@@ -17,8 +16,7 @@ from typing import Any, Literal
 
 from harness.machine.environment import has_nvidia_driver
 from harness.machine.limits import Worker
-from harness.probes.nvml.cards import FINAL, LOST, Card, Reader, find_cards, is_one_of, reason_of
-from harness.probes.nvml.metrics import make_readers
+from harness.probes.nvml.metrics import FINAL, LOST, Card, Reader, is_one_of, make_readers, reason_of
 from harness.probes.sampler.messages import ClosableSeries, SampleSeries
 from trainer.errors import in_words
 
@@ -26,12 +24,70 @@ MAX_READING_FAILURES = 3  # consecutive failures after which a metric is dropped
 SLOW_NS = 1_000_000_000
 
 
-def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:
-    """Return (collector of the visible cards, problems). The collector is None if no card can be read.
+def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
+    """Return the devices that CUDA shows, in its order: indices into ``uuids``, or UUIDs of MIG slices.
 
-    ``problems``: one line each. Without a driver, ``wanted="auto"`` reports nothing, and True reports the missing
-    driver.
+    ``declared``: CUDA_VISIBLE_DEVICES, by CUDA's rules: the first entry that is no index or (beginning of a) UUID ends
+    the list.
     """
+    if declared is None:
+        return list(range(len(uuids)))
+    devices: list[int | str] = []
+    for entry in (part.strip() for part in declared.split(",")):
+        if entry.startswith("MIG-"):
+            devices.append(entry)
+            continue
+        if entry.isdecimal():
+            matches = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        devices += matches
+    return devices
+
+
+def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
+    """Return (visible cards, problems, one line each). Raises NVMLError if the cards cannot be counted."""
+    cards: list[Card] = []
+    problems: list[str] = []
+    handles: list[Any] = []
+    uuids: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+        except nvml.NVMLError as error:
+            handle, uuid = error, ""
+        handles.append(handle)
+        uuids.append(uuid)
+    for ordinal, device in enumerate(visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)):
+        try:
+            cards.append(_card(nvml, ordinal, device, handles))
+        except nvml.NVMLError as error:
+            problems.append(f"nvml:{ordinal}: cannot be read: {error}")
+    names = {card.name for card in cards}
+    if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        problems.append(
+            f"nvml: cards of different kinds ({', '.join(sorted(names))}): CUDA numbers them fastest first, NVML by "
+            "PCI bus, so samples may have the wrong card's number; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    return cards, problems
+
+
+def _card(nvml: Any, ordinal: int, device: int | str, handles: list[Any]) -> Card:
+    if isinstance(device, str):
+        slice_ = nvml.nvmlDeviceGetHandleByUUID(device)
+        card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_)
+        return Card(ordinal, nvml.nvmlDeviceGetName(slice_), card, slice_)
+    handle = handles[device]
+    if isinstance(handle, nvml.NVMLError):
+        raise handle
+    return Card(ordinal, nvml.nvmlDeviceGetName(handle), handle)
+
+
+def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:
+    """Return (collector or None, problems). Without a driver, only ``wanted=True`` makes this a problem."""
     has_driver = has_nvidia_driver()
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # importing the bindings takes longer than detecting a missing driver
@@ -57,10 +113,7 @@ def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[Nvml
 
 
 class NvmlCollector:
-    """Collector of the sampling process that reads all visible cards, one after the other.
-
-    :func:`open_nvml` makes it.
-    """
+    """Collector that reads all visible cards, one after the other. :func:`open_nvml` makes it."""
 
     source = "nvml"
 
@@ -107,10 +160,7 @@ class _CardReader:
             self._attempt(reader, partial(reader.begin, pids))
 
     def read(self, *, last: bool) -> bool:
-        """Sample every metric that is due. Return False if no metric could be read.
-
-        ``last``: True after a repetition, when metrics that block for long are not read.
-        """
+        """Sample each metric that is due; False if none could be read. ``last``: skip metrics that block for long."""
         now = monotonic_ns()
         slow = now >= self._slow_due_ns
         if slow:
@@ -145,10 +195,7 @@ class _CardReader:
             self._lacks(text, reason)
 
     def _attempt(self, reader: Reader, action: Callable[[], None]) -> bool:
-        """Return True if the reader's ``action`` worked.
-
-        Drop a reader that can never work or failed too often in a row.
-        """
+        """Return True if ``action`` worked. Drop a reader that can never work or failed too often in a row."""
         if reader not in self._readers:
             return False
         try:
@@ -179,10 +226,9 @@ NVML_READ_LIMIT_S = 20
 def open_with_timeout(
     series: SampleSeries, wanted: Literal["auto", True], timeout_s: int | None = None
 ) -> tuple[TimedNvml | None, list[str]]:
-    """Return (collector, problems) as ``collector.open_nvml`` does, for a driver that may hang.
+    """Return (collector, problems) as :func:`open_nvml`, in a thread. A hang or any exception is a problem.
 
-    A hanging driver, or any exception, is a problem, and the collector is then None.
-    ``timeout_s``: limit in seconds for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
+    ``timeout_s``: limit for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
     """
     gate, worker = ClosableSeries(series), Worker("nvml")
     try:
@@ -196,10 +242,7 @@ def open_with_timeout(
 
 
 class TimedNvml:
-    """NvmlCollector whose calls run in a thread with a timeout. :func:`open_with_timeout` makes it.
-
-    If the driver hangs, a method raises TimeoutError; do not call any method after that.
-    """
+    """NvmlCollector whose calls time out with TimeoutError; do not call any method after that."""
 
     source = NvmlCollector.source
 

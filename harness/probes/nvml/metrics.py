@@ -1,12 +1,8 @@
 """Define the readers of one card's metrics: the NVML calls of each, its units, and its rate.
 
-A call costs some tens of microseconds; the list of processes costs more. PCIe throughput without GPM is a count over
-20 ms for which the call blocks. So it is read once a second, one direction at a time, and never after a repetition.
-
-GPM are the performance counters of Hopper and newer cards: activity of SMs, tensor cores, DRAM and links. A reading is
-the difference of two snapshots. The card refreshes its counters every 100 ms, so two snapshots must be further apart
-than that (nvmlGpmMetricsGet in the NVML reference). The first snapshot of a repetition is its baseline, so activity of
-other runs before it does not count. A repetition shorter than 100 ms has no reading.
+PCIe throughput without GPM blocks for 20 ms, so it is read once a second, in one direction, never after a repetition.
+GPM are the counters of Hopper and newer cards: differences of two snapshots at least 100 ms apart, the card's refresh
+time (nvmlGpmMetricsGet). A repetition's first snapshot is its baseline, and a shorter one has no reading.
 """
 
 from __future__ import annotations
@@ -15,9 +11,76 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from harness.probes.nvml.cards import FINAL, Card, Reader, Sample, is_one_of, reason_of
+
+class Card(NamedTuple):
+    """One device that the run may use. ``ordinal``: its number in CUDA. ``slice``: NVML handle of a MIG slice."""
+
+    ordinal: int
+    name: str
+    handle: Any  # handle of the whole card
+    slice: Any | None = None
+
+    @property
+    def source(self) -> str:
+        return f"nvml:{self.ordinal}"
+
+
+Sample = tuple[str, float, str]  # metric, value, unit
+NO_FUNCTION = "this driver is older than the metric"
+# NVML_ERROR_ names for a lost card, which ends every metric
+LOST = ("UNINITIALIZED", "DRIVER_NOT_LOADED", "GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND")
+# NVML_ERROR_ names for a metric that stays unavailable for the whole run
+FINAL = (
+    "INVALID_ARGUMENT",
+    "NOT_SUPPORTED",
+    "NO_PERMISSION",
+    "FUNCTION_NOT_FOUND",
+    "ARGUMENT_VERSION_MISMATCH",
+    "DEPRECATED",
+)
+
+
+def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:
+    """Return True if ``error`` (NVMLError) is one of the error codes ``names``, given without "NVML_ERROR_"."""
+    return error.value in {getattr(nvml, f"NVML_ERROR_{name}", None) for name in names}
+
+
+def reason_of(nvml: Any, error: Any) -> str:
+    """Return the text that explains a missing metric, from the NVMLError that its call raised."""
+    return NO_FUNCTION if is_one_of(nvml, error, ("FUNCTION_NOT_FOUND",)) else str(error)
+
+
+class Reader:
+    """Base class for a reader of one card's metrics, named ``text`` in messages.
+
+    ``rate``: "fast" at every deadline, "slow" about once a second; "slow, inside" never after a repetition.
+    """
+
+    rate: Literal["fast", "slow", "slow, inside"] = "fast"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.failures = 0  # consecutive failures
+        self._lacking: list[tuple[str, str]] = []
+
+    def begin(self, pids: set[int]) -> None:
+        """Start a repetition: read first values of counters. ``pids``: of this run. May raise NVMLError."""
+
+    def read(self) -> Iterable[Sample]:
+        """Return current values, or growth since the last reading. May raise NVMLError."""
+        raise NotImplementedError
+
+    def silent(self) -> str:
+        """Return why there was never a sample although no call failed; "" if there was one or no reason is known."""
+        return ""
+
+    def take_lacking(self) -> list[tuple[str, str]]:
+        """Return (name, reason) of each metric that the card was found to lack since the last call."""
+        lacking, self._lacking = self._lacking, []
+        return lacking
+
 
 REFRESH_NS = 105_000_000  # nanoseconds: 100 ms and a margin
 MIB = 2**20
@@ -39,10 +102,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def open_gpm(nvml: Any, card: Card) -> tuple[GpmReader | None, str]:
-    """Return (reader of the card's GPM counters, ""), or (None, reason) for a card or driver without GPM.
-
-    ``nvml``: module pynvml, initialised.
-    """
+    """Return (reader of the card's GPM counters, ""), or (None, reason) for a card or driver without GPM."""
     try:
         if not nvml.nvmlGpmQueryDeviceSupport(card.handle).isSupportedDevice:
             return None, "this card has no GPM (Hopper and newer have)"
@@ -157,10 +217,7 @@ class Energy(Reader):
 
 
 class PcieThroughput(Reader):
-    """Reader of PCIe traffic for cards without GPM, in bytes/s. Readings alternate between sent and received.
-
-    NVML counts for 20 ms, during which the call blocks.
-    """
+    """Reader of PCIe traffic (bytes/s) without GPM: sent and received in turn, each call blocks for 20 ms."""
 
     rate = "slow, inside"
 
@@ -238,28 +295,19 @@ class Processes(Reader):
 
 
 def is_sibling(pid: int, own: set[int]) -> bool:
-    """Return True if process ``pid`` is a run of another arm of the same study. ``own``: processes of this run.
-
-    Such a run is suspended between its repetitions: it does not compute, but keeps its memory on the card.
-    """
+    """Return True if ``pid`` is a suspended run of another arm of the study, which keeps memory on the card."""
     study = _study(pid)
     return study is not None and study in {_study(own_pid) for own_pid in own} - own
 
 
 def _study(pid: int) -> int | None:
-    """Return the id of the process that runs the study, if process ``pid`` is one of its runs; else None.
-
-    It is the parent of the fork server that forked the run.
-    """
+    """Return the id of the process that runs the study (its fork server's parent) if ``pid`` is a run; else None."""
     server = _parent(pid)
     return _parent(server) if server is not None and _is_fork_server(server) else None
 
 
 def _is_fork_server(pid: int) -> bool:
-    """Return True if process ``pid`` is a fork server: it runs a module of ``harness.launch``.
-
-    That package has this name in every state of the code.
-    """
+    """Return True if ``pid`` runs a module of ``harness.launch``, its name in every state of the code."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -275,10 +323,7 @@ def _parent(pid: int) -> int | None:
 
 
 def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, str]]]:
-    """Return a reader for each metric of ``card``, and (name, reason) of each metric that is known to be missing.
-
-    ``nvml``: module pynvml, initialised.
-    """
+    """Return a reader for each metric of ``card``, and (name, reason) of each metric known to be missing."""
     handle, inside = card.handle, card.slice if card.slice is not None else card.handle
     readers: list[Reader] = [
         Energy(nvml, handle),  # first, because its error depends most on a repetition's exact start and end
@@ -318,10 +363,7 @@ def _memory(nvml: Any, handle: Any) -> list[Sample]:
 
 
 def _throttle(nvml: Any, handle: Any) -> int:
-    """Return the reasons why the clocks are lowered now, as bits NVML_CLOCKS_EVENT_REASON_*.
-
-    Drivers before 535 call them throttle reasons.
-    """
+    """Return the reasons for lowered clocks as bits NVML_CLOCKS_EVENT_REASON_* ("throttle" before driver 535)."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except nvml.NVMLError_FunctionNotFound:

@@ -1,8 +1,7 @@
-"""Sample the stacks of this process and its children with py-spy: a window with clock marks, and one for a flame graph.
+"""Sample the stacks of this process and its children with py-spy (github.com/benfred/py-spy).
 
-py-spy (github.com/benfred/py-spy) reads stacks from outside and suspends a process for each reading, so sampled steps
-are not measured. It writes one format at a time, so it runs twice. The first run writes chrometrace, the only format
-with times. The second one writes the flame graph, which has only running threads.
+It suspends a process for each reading, so sampled steps are not measured. It writes one format at a time, so it runs
+twice: for chrometrace, the only format with times, and for the flame graph.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic_ns
 from types import FunctionType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from harness.machine.tracing import allow_tracing
 from harness.probes.probe import Probe, ProbeReport, ProbeSettings
@@ -27,11 +26,14 @@ from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.sampler.sampler import process_roles
 from harness.study.run_data import PySpyRecord
 from harness.study.traces.py_spy import MARK, read_stacks
-from harness.study.traces.speedscope import speedscope
 from trainer.errors import InputError
 from trainer.files import write_bytes
-from trainer.json_types import Json
+from trainer.json_types import Json, JsonObject
 from trainer.telemetry import Recorder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 _SWITCHES = ("native", "gil", "nonblocking")  # switches of py-spy, each "--name" on its command line
 MARKS = 6  # marks at each end of the window: both edges of a mark narrow down py-spy's clock
@@ -55,10 +57,7 @@ class PySpySettings(ProbeSettings):
 
 
 class PySpy(Probe):
-    """Probe that samples the stacks of this process and its children. ``folder``: the run's folder, for its files.
-
-    An error of py-spy becomes one line in ``problems``, with the fix; the run continues without its stacks.
-    """
+    """Probe that samples stacks of this process and its children into ``folder``. Its errors become ``problems``."""
 
     settings_type = PySpySettings
 
@@ -83,21 +82,14 @@ class PySpy(Probe):
         allow_tracing()
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take steps under py-spy for twice the declared seconds, and write a trace, a speedscope and a flame graph
-        file.
-
-        An error of py-spy becomes a problem.
-        """
+        """Take steps under py-spy for twice the declared seconds; write trace, speedscope and flame graph."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._failures_reported(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
             self._trace(next_step, Path(scratch) / "trace.json")
             self._flame_graph(next_step, Path(scratch) / "stacks.svg")
 
     def begin_repetition(self) -> None:
-        """Start py-spy and sample until :meth:`end_repetition`, only to measure its cost.
-
-        Do nothing after a failure.
-        """
+        """Start py-spy and sample until :meth:`end_repetition`, only to measure its cost."""
         if self._failed:
             return
         with self._failures_reported():
@@ -168,10 +160,7 @@ class PySpy(Probe):
         write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, process_roles()).encode())
 
     def _take(self, next_step: Callable[[], int]) -> int:
-        """Take steps until the declared seconds have passed, at least one. Return how many.
-
-        ``next_step()`` takes one step.
-        """
+        """Take steps until the declared seconds have passed, at least one. Return how many."""
         end_ns, steps = monotonic_ns() + int(self._settings.seconds * 1e9), 0
         while monotonic_ns() < end_ns or not steps:
             next_step()
@@ -180,10 +169,7 @@ class PySpy(Probe):
 
     @contextmanager
     def _failures_reported(self) -> Iterator[None]:
-        """Turn a SpyFailed within the context into a problem of the probe.
-
-        Other errors are the run's own, and propagate.
-        """
+        """Turn a SpyFailed into a problem of the probe. Other errors are the run's own, and propagate."""
         try:
             yield
         except SpyFailed as error:
@@ -202,10 +188,7 @@ def options(settings: PySpySettings, form: str) -> list[str]:
 
 @contextmanager
 def _ended(recording: SpyRecording) -> Iterator[None]:
-    """End the recording when the context is left, in any case.
-
-    An error in the context (in the steps) takes precedence over an error at the end.
-    """
+    """End the recording when the context is left. An error in the context takes precedence over one at the end."""
     try:
         yield
     except BaseException:
@@ -216,10 +199,7 @@ def _ended(recording: SpyRecording) -> Iterator[None]:
 
 
 def _spin_marks(first: int, rate_hz: int) -> Iterator[tuple[int, int]]:
-    """Run :data:`MARKS` clock marks: functions that spin, named by their numbers from ``first`` on.
-
-    Yield (start, end) of each in ns (CLOCK_MONOTONIC). ``rate_hz``: py-spy's rate, which sets their length.
-    """
+    """Spin in functions named ``first``, ... as clock marks; yield (start, end) in ns. ``rate_hz`` sets the length."""
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + int(GAP_PERIODS / rate_hz * 1e9))
         name = f"{MARK}{number}"
@@ -236,10 +216,7 @@ def _spin_until(end_ns: int) -> None:
 
 
 def _import_roots() -> list[str]:
-    """Return the folders that modules are imported from, longest first.
-
-    File names in the stacks are shortened relative to them.
-    """
+    """Return the folders of imports, longest first. File names in the stacks are relative to them."""
     roots = {Path(entry).absolute() for entry in sys.path}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -249,9 +226,57 @@ def _import_roots() -> list[str]:
 
 
 def _renamed(svg: str, title: str, roles: dict[int, str]) -> str:
-    """Return the flame graph ``svg`` with a new title and with processes named by role instead of by command line.
-
-    ``roles``: role by process id, such as "main".
-    """
+    """Return the flame graph with a new title and processes named by role (``roles``: by process id)."""
     named = _PROCESS.sub(lambda match: f"{roles.get(int(match[1]), 'process')} {match[1]}", svg)
     return _TITLE.sub(lambda match: match[1] + title, named, count=1)
+
+
+_FRAME = re.compile(r"(.*) \((.*?)(?::(\d+))?\)")
+_ORDER = ("main", "loader-")
+
+
+def speedscope(samples: pa.Table) -> JsonObject:
+    """Return a speedscope file for a table of ``read_stacks``, in ns. A sample's weight is the time to the next one."""
+    frames: dict[str, int] = {}
+    threads: dict[tuple[int, int, str], list[tuple[int, int, list[int]]]] = {}
+    for row in samples.to_pylist():
+        stack = [frames.setdefault(frame, len(frames)) for frame in row["stack"]]
+        thread = row["pid"], row["tid"], row["role"]
+        threads.setdefault(thread, []).append((row["time_ns"], row["duration_ns"], stack))
+    origin_ns = min((spans[0][0] for spans in threads.values()), default=0)
+    profiles: list[Json] = []
+    for (pid, tid, role), spans in sorted(threads.items(), key=lambda item: _place(*item[0])):
+        weights = [duration for _, duration, _ in spans]
+        start = spans[0][0] - origin_ns
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": f"{role} {pid}" if role != "other" else f"process {pid}, thread {tid}",
+                "unit": "nanoseconds",
+                "startValue": start,
+                "endValue": start + sum(weights),
+                "samples": [stack for _, _, stack in spans],
+                "weights": weights,
+            }
+        )
+    return {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": "stacks",
+        "exporter": "llm-training-harness",
+        "activeProfileIndex": 0,
+        "shared": {"frames": [_frame(text) for text in frames]},
+        "profiles": profiles,
+    }
+
+
+def _place(pid: int, tid: int, role: str) -> tuple[int, str, int, int]:
+    matches = [place for place, start in enumerate(_ORDER) if role.startswith(start)]
+    return matches[0] if matches else len(_ORDER), role, pid, tid
+
+
+def _frame(text: str) -> dict[str, Json]:
+    match = _FRAME.fullmatch(text)
+    if match is None:
+        return {"name": text}
+    frame: dict[str, Json] = {"name": match[1], "file": match[2]}
+    return frame if match[3] is None else {**frame, "line": int(match[3])}

@@ -56,10 +56,9 @@ class SpyFailed(Exception):  # noqa: N818 - an outcome, reported once
 
 
 class SpyRecording:
-    """One run of ``py-spy record`` on this process and its children. It samples as soon as the constructor returns.
+    """One run of ``py-spy record`` on this process and its children, which samples once constructed.
 
-    ``options``: command-line options of py-spy. ``output``: file that it writes at the end.
-    ``metronome``: True to run a Metronome. Raises SpyFailed if py-spy does not start.
+    ``output``: file that it writes at the end. Raises SpyFailed if py-spy does not start.
     """
 
     def __init__(self, options: Sequence[str], output: Path, *, metronome: bool = False) -> None:
@@ -94,18 +93,12 @@ class SpyRecording:
         self.ready_ns = monotonic_ns()
 
     def check(self) -> None:
-        """Raise SpyFailed if py-spy has reported that it cannot sample this process.
-
-        It then still samples the children.
-        """
+        """Raise SpyFailed if py-spy reported that it cannot sample this process; it still samples the children."""
         if (reason := self._unsampled()) is not None:
             raise SpyFailed(_explain(reason))
 
     def end(self) -> None:
-        """Make py-spy write its file and end, and read its counts of samples and errors.
-
-        Raises SpyFailed if that fails.
-        """
+        """Make py-spy write its file and end; read its counts. Raises SpyFailed if that fails."""
         try:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -175,12 +168,10 @@ def _explain(reason: str) -> str:
 
 
 class Metronome:
-    """Two sleeping processes that make every sample of py-spy visible in its trace.
+    """Two sleeping processes that make every sample of py-spy visible in its trace, which has only changes.
 
-    The format chrometrace records only changes of a stack, so the samples of a long call cannot be counted.
     py-spy 0.4 compares each stack with the last one of the same *pthread id*. A process and its fork share that id, but
-    --subprocesses makes their roots differ. So each sample of the two leaves events. A py-spy that distinguishes
-    processes would only lose these.
+    --subprocesses makes their roots differ, so each sample of the two leaves events.
     """
 
     def __init__(self) -> None:

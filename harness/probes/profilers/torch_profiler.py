@@ -1,7 +1,7 @@
 """Run torch.profiler for a window of steps, in the main process and in its loader workers.
 
-The profiler slows the recorded steps, so a profiled run measures nothing else. Outside its window, the profiler is not
-attached. It writes files into the run's folder (``harness.study.traces.kineto`` names and reads them).
+It slows the recorded steps, so a profiled run measures nothing else. ``harness.study.traces.kineto`` names and reads
+the files.
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ _FIRST_OF_ALL = 100  # exit priority above that of the worker's queues
 
 
 class TorchProfiler(Probe):
-    """Probe torch.profiler in the main process. A :class:`WorkerProfile` makes the profile of a worker.
-
-    Create it before the loader's workers start, and keep it until they have ended.
-    """
+    """Probe torch.profiler in the main process. Create it before the loader's workers; keep it until they end."""
 
     settings_type = TorchProfilerSettings
 
@@ -79,11 +76,7 @@ class TorchProfiler(Probe):
             profile_worker(settings, folder, worker_id)
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take the steps of the whole schedule (wait, warm-up, active; repeated), and write a file per window.
-
-        ``next_step()`` takes one step and returns its number. ``recorder``: the attached recorder. The profile
-        shows its phases, and the last step ends before the profile is written.
-        """
+        """Take the steps of the whole schedule, and write a file per window. ``next_step()`` takes one step."""
         from torch.profiler import schedule
 
         schedule_ = self._settings
@@ -108,10 +101,7 @@ class TorchProfiler(Probe):
         (self._folder / OVER).touch()  # the workers check it at their next batch
 
     def _record(self, profiler: profile, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take the active steps of one window.
-
-        The profiler already records, and writes the window's file at its end.
-        """
+        """Take the active steps of one window, and write its file."""
         self._window += 1
         telemetry.attach(TorchSpans(recorder))
         start_ns, steps = monotonic_ns(), []
@@ -183,10 +173,7 @@ class TorchProfiler(Probe):
         return self._problems
 
     def facts(self) -> dict[str, Json]:
-        """Return the entry "torch_profiler" of probes.json. Call it after the workers have ended, to include them.
-
-        It also removes the file that ends the workers' profiles.
-        """
+        """Return the entry "torch_profiler" of probes.json. Call it once the workers have ended: it removes OVER."""
         (self._folder / OVER).unlink(missing_ok=True)
         record = TorchProfilerRecord(
             windows=tuple(self._windows),
@@ -206,11 +193,7 @@ class TorchProfiler(Probe):
 
 
 class WorkerProfile:
-    """Profile of one loader worker, from its start until the main process's windows are over.
-
-    It writes itself to a file.
-    ``most_events``: after about so many events, the profile is ended early.
-    """
+    """Profile of a loader worker until the main process's windows are over, or after about ``most_events`` events."""
 
     def __init__(self, settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int) -> None:
         from harness.probes.ledger.recorders import StageRecorder
@@ -265,10 +248,5 @@ class WorkerProfile:
 def profile_worker(
     settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS
 ) -> None:
-    """Start to profile this loader worker, with its stages.
-
-    Call it before any batch: it replaces the worker's recorder.
-    The profile is written to ``folder`` once the windows of the ``TorchProfiler`` there are over, or when the worker
-    ends.
-    """
+    """Profile this loader worker until its end or that of the windows. Call it before any batch."""
     WorkerProfile(settings, folder, worker_id, most_events)

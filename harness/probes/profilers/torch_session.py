@@ -1,7 +1,4 @@
-"""Create a torch.profiler from the settings, mark the ledger's phases in its trace, and write the trace to a file.
-
-The trace's header gets facts such as the offset of the realtime clock from CLOCK_MONOTONIC, to align timestamps.
-"""
+"""Create a torch.profiler, mark the ledger's phases in its trace, and write the trace with both clocks' offset."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ CLOCK_READINGS = 32  # a reading takes under 0.1 us; the tightest was not interr
 
 
 def realtime_minus_monotonic() -> tuple[int, int]:
-    """Return (CLOCK_REALTIME - CLOCK_MONOTONIC, its maximum error), both in ns.
-
-    Both clocks tick at the same rate on Linux, so the offset is valid until the realtime clock is set.
-    """
+    """Return (CLOCK_REALTIME - CLOCK_MONOTONIC, maximum error) in ns, valid until the realtime clock is set."""
     best_width, best = None, 0
     for _ in range(CLOCK_READINGS):
         before = monotonic_ns()
@@ -50,10 +44,7 @@ _TRACE_GZIP_LEVEL = 3  # compared with gzip's default: a fifth of the time, a te
 
 @dataclass(frozen=True)
 class TorchProfilerSettings(ProbeSettings):
-    """Settings of the probe torch.profiler: its schedule in steps, and what a profile contains.
-
-    They are the scenario's ``probes.torch_profiler`` (``harness.scenario.model``).
-    """
+    """Settings of the probe torch.profiler: the scenario's ``probes.torch_profiler``. Schedule in steps."""
 
     wait: int = 1
     warmup: int = 2
@@ -67,10 +58,7 @@ class TorchProfilerSettings(ProbeSettings):
 
 
 def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: Any) -> profile:
-    """Return a torch profiler, not yet started, of the CPU and of a CUDA device if there is one.
-
-    ``device``: False leaves the device out. ``more``: further arguments of ``torch.profiler.profile``.
-    """
+    """Return a torch profiler, not yet started. ``device``: False leaves CUDA out. ``more``: further arguments."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -88,19 +76,12 @@ def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: 
 
 
 def describe(profiler: profile, offsets: list[int], cut: str | None = None) -> None:
-    """Add facts to the header of the trace that ``profiler`` is recording.
-
-    ``offsets``: CLOCK_REALTIME - CLOCK_MONOTONIC in ns at both ends. ``cut``: why the trace is incomplete; None if
-    complete.
-    """
+    """Add to the trace's header: both clock offsets in ns, and why it is incomplete (``cut``; None: complete)."""
     profiler.add_metadata_json(HEADER, json.dumps({OFFSET: offsets, CUT: cut}))
 
 
 def export(profiler: profile, path: Path) -> bool:
-    """Write the last window of ``profiler`` to ``path`` (.json.gz). Return True if it was cut to MAX_TRACE_BYTES.
-
-    Raises OSError if writing fails.
-    """
+    """Write the last window to ``path`` (.json.gz). Return True if it was cut to MAX_TRACE_BYTES. Raises OSError."""
     text = path.with_name(f".{path.name}.{os.getpid()}.text.tmp")
     try:
         profiler.export_chrome_trace(str(text))
@@ -111,10 +92,7 @@ def export(profiler: profile, path: Path) -> bool:
 
 
 def keep(text: Path, path: Path) -> bool:
-    """Compress the trace that torch wrote to the file ``text`` into ``path`` (.json.gz).
-
-    Return True if it was cut to MAX_TRACE_BYTES. Raises OSError if writing fails or the trace is incomplete.
-    """
+    """Compress torch's trace ``text`` into ``path``. Return True if it was cut. Raises OSError if it is incomplete."""
     packed = path.with_name(f".{path.name}.{os.getpid()}.gz.tmp")
     try:
         if not _is_whole(text):  # torch reports no error if it could not write
@@ -127,10 +105,7 @@ def keep(text: Path, path: Path) -> bool:
 
 
 def _is_whole(text: Path) -> bool:
-    """Return True if torch has written the trace in the file ``text`` to its end.
-
-    torch writes the file's name after the events.
-    """
+    """Return True if the trace in ``text`` is complete: torch writes the file's name after the events."""
     try:
         with open(text, "rb") as file:
             file.seek(max(text.stat().st_size - _PIECE_BYTES, 0))
@@ -140,10 +115,7 @@ def _is_whole(text: Path) -> bool:
 
 
 def pack(text: Path, packed: Path, most_bytes: int) -> bool:
-    """Compress the trace ``text`` into ``packed``. If it exceeds ``most_bytes``, cut it between two events.
-
-    Return True if it was cut; the last events are then lost.
-    """
+    """Compress ``text`` into ``packed``, cut between two events at ``most_bytes``. Return True if it was cut."""
     fits = text.stat().st_size <= most_bytes
     with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_TRACE_GZIP_LEVEL) as target:
         remaining = most_bytes
@@ -161,9 +133,8 @@ _STAGES = frozenset(STAGES)
 
 
 class TorchSpans:
-    """Recorder that forwards every call to ``inner`` and also marks each phase and stage in torch's profile.
+    """Recorder that also marks each phase and stage in torch's profile (12 us each), in a profiling window only.
 
-    A mark (``record_function``) takes 12 us, so this is attached only within a profiling window.
     ``on_batch`` is called after each batch that this process has made.
     """
 

@@ -1,8 +1,7 @@
-"""Read the kernel's counters of the machine, of the run's control groups, and of one process (/proc; proc(5)).
+"""Read the kernel's counters of the machine, the run's control groups, and one process, from outside (proc(5)).
 
-CPU, run-queue delay, memory, pressure, limits, throttling and disk. Processes are read from
-outside. Such a reading costs 20 to 30 microseconds, and 20 more per thread, so it is taken about once a second. The CPU
-time alone costs one microsecond and is precise to the nanosecond (the process's CPU-time clock).
+A full reading takes 20 to 30 microseconds, and 20 more per thread. CPU time alone costs one, and is precise to the
+nanosecond.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SystemCounters:
-    """Reader of counters of the whole machine and of the run's control groups. HostCollector makes it.
-
-    ``root``: parent folder of /proc and /sys. Missing files are skipped.
-    """
+    """Reader of counters of the machine and of the run's control groups. Missing files are skipped."""
 
     def __init__(self, root: Path = ROOT) -> None:
         proc = root / "proc"
@@ -38,10 +34,7 @@ class SystemCounters:
             self._pressure[resource] = own if own is not None else _open(proc / "pressure" / resource)
 
     def cpu(self) -> tuple[float, float] | None:
-        """Return (CPU seconds of all cores since boot, CPU seconds stolen by the hypervisor).
-
-        None if /proc/stat cannot be read or is incomplete.
-        """
+        """Return CPU seconds of all cores since boot (used, stolen by the hypervisor); None if not available."""
         if self._stat is None:
             return None
         try:
@@ -54,10 +47,7 @@ class SystemCounters:
         return (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
 
     def counters(self) -> dict[tuple[str, str], float]:
-        """Return counts so far by (metric, unit): pressure, and throttling by the CPU quota if there is one.
-
-        ``*_pressure_s``: seconds in which some process waited for that resource (Documentation/accounting/psi.rst).
-        """
+        """Return counts so far by (metric, unit): waits (accounting/psi.rst), and throttling by the CPU quota."""
         totals: dict[tuple[str, str], float] = {}
         for resource, descriptor in self._pressure.items():
             if descriptor is not None and (total_us := _pressure_us(descriptor)) is not None:
@@ -94,10 +84,7 @@ def _open(path: Path) -> int | None:
 
 
 def _pressure_us(descriptor: int) -> int | None:
-    """Return the total waiting time in us from an open pressure file; None if pressure is switched off.
-
-    The file begins like "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345".
-    """
+    """Return the waiting time in us ("some ... total=12345"); None if pressure is switched off."""
     try:
         text = os.pread(descriptor, 256, 0)
     except OSError:
@@ -112,10 +99,7 @@ _CPUCLOCK_SCHED = 2  # lower bits of a process's clock id, see clock_getcpuclock
 
 
 class ProcessCounters:
-    """Reader of the counters of one process of the run. HostCollector makes one per process.
-
-    :meth:`cpu_s` and :meth:`read` raise ``OSError`` if the process has ended.
-    """
+    """Reader of one process's counters. :meth:`cpu_s` and :meth:`read` raise ``OSError`` once it has ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -139,10 +123,7 @@ class ProcessCounters:
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Return ({metric: count}, resident memory in bytes).
-
-        Counts of threads begin when this object was made; the others begin with the process.
-        """
+        """Return ({metric: count}, resident bytes). Threads count since this object was made, the rest since start."""
         fields = self._stat_fields()  # counted after "comm)": majflt is 12 and rss is 24 in proc(5)
         counters = {"cpu_s": self.cpu_s(), "major_faults": float(fields[9])}
         if self._io is not None:
@@ -155,11 +136,7 @@ class ProcessCounters:
         return counters, float(fields[21]) * _PAGE_BYTES
 
     def pss_bytes(self) -> float | None:
-        """Return the proportional set size in bytes (a shared page is divided by its users).
-
-        None if the process has ended or may not be read.
-        The kernel walks all its page tables, which takes milliseconds for a process with gigabytes.
-        """
+        """Return the proportional set size in bytes, if readable. It takes milliseconds for gigabytes."""
         try:
             with open(f"/proc/{self.pid}/smaps_rollup", "rb") as file:
                 text = file.read()
@@ -182,10 +159,7 @@ class ProcessCounters:
         return os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
 
     def _read_threads(self) -> bool:
-        """Add the run-queue delay and switches of the process's threads since the last call.
-
-        Return False if the kernel does not count them.
-        """
+        """Add the threads' delay and switches since the last call. Return False if the kernel does not count them."""
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
         self._too_many |= len(tids) > MAX_SAMPLED_THREADS
@@ -219,10 +193,7 @@ class ProcessCounters:
 
 
 class _Thread:
-    """Reader of one thread's run-queue delay and context switches. ProcessCounters makes one per thread.
-
-    ``from_birth``: True to count from the thread's start, because it is new; False: from now on.
-    """
+    """Reader of one thread's run-queue delay and switches. ``from_birth``: count from its start, because it is new."""
 
     def __init__(self, pid: int, tid: int, *, from_birth: bool) -> None:
         self._schedstat = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """Read the host's side of one run: CPU use and waits of its processes, CPU use of others, and limits.
 
-A counter's sample is its growth since the last reading. ``interval_s`` (source "host") is the time since then. So for
-any set of samples, sum / sum of ``interval_s`` is the mean rate. Sources: "host" (machine), "host:ROLE" (process).
+A counter's sample is its growth, and ``interval_s`` (source "host") its time, so sum / sum of ``interval_s`` is the
+mean rate of any set of samples. Sources: "host" (machine), "host:ROLE" (process).
 """
 
 from __future__ import annotations
@@ -36,26 +36,19 @@ Counters = dict[tuple[str, str, str], float]  # keyed by source, metric and unit
 
 
 class RepetitionLoad:
-    """Sum of the CPU time in repetitions, reported as numbers of cores once it covers LEAST_SAMPLED_S seconds.
-
-    One short repetition is too short for a rate.
-    """
+    """CPU time in repetitions as cores, reported once it covers LEAST_SAMPLED_S: one may be too short for a rate."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float, float] | None = None
         self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, CPU of this run, CPU of all processes, stolen
 
     def begin(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> None:
-        """Start a repetition at ``now_ns``. ``own_s``: CPU seconds of this run so far.
-
-        ``machine``: CPU seconds of all processes and stolen ones so far; None if unknown.
-        """
+        """Start a repetition. ``own_s``: CPU seconds of this run. ``machine``: of all processes, and stolen ones."""
         self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
 
     def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
-        """End a repetition; the arguments are those of :meth:`begin`.
+        """End a repetition. Return (metric, cores) of own, other and stolen CPU time.
 
-        Return (metric, cores) of own, other and stolen CPU time.
         Empty if the machine's CPU time is unknown, or until the unreported repetitions last LEAST_SAMPLED_S.
         """
         if machine is None or self._before is None:
@@ -77,10 +70,7 @@ class RepetitionLoad:
 
 
 class HostCollector:
-    """Collector of the host's side of one run. The sampling process makes it.
-
-    It reads each process's CPU time at every deadline. All else is read about once a second and after a repetition.
-    """
+    """Collector of one run's host side: CPU time at every deadline, all else about once a second."""
 
     source = "host"
 
@@ -138,10 +128,7 @@ class HostCollector:
         self._full_due_ns = now + max(FULL_NS, round((monotonic_ns() - now) / FULL_SHARE))
 
     def _end(self, now: int, cpu: tuple[float, float] | None) -> None:
-        """Read the values that are read only after a repetition: how the CPU time was shared, and PSS, which is costly.
-
-        ``cpu``: CPU seconds of all processes and stolen ones; None if unknown.
-        """
+        """Read what is only read after a repetition: shares of CPU time, and PSS, which is costly."""
         for metric, cores in self._load.end(now, sum(self._own_cpu.values()), cpu):
             self._add(now, "host", metric, cores, "cores")
             if metric == "own_cpu_cores":

@@ -1,7 +1,4 @@
-"""Define what a run and its sampling process exchange: settings, one JSON line per message, and packed samples.
-
-Samples follow an answer's line. They are packed by series, 16 bytes each, and unpacked in the run.
-"""
+"""Define messages of a run and its sampling process: one JSON line each, and packed samples after an answer."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ from trainer.json_types import Json
 
 @dataclass(frozen=True)
 class SamplerSettings(ProbeSettings):
-    """Settings of the sampling process: its sources and its rate.
-
-    ``timeout_s``: time limit for NVML in seconds, less than ``sampler.ANSWER_S``; None: the default.
-    """
+    """Settings of the sampling process. ``timeout_s``: limit for NVML, less than ``sampler.ANSWER_S``."""
 
     host: bool = True
     nvml: bool | Literal["auto"] = "auto"  # "auto": True if there is a driver
@@ -26,10 +20,7 @@ class SamplerSettings(ProbeSettings):
     timeout_s: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """Return the settings as JSON.
-
-        A ``timeout_s`` of None is omitted, because another state of the code may not know it.
-        """
+        """Return JSON, without a ``timeout_s`` of None: another state of the code may not know it."""
         content = super().to_json()
         if self.timeout_s is None:
             del content["timeout_s"]
@@ -55,10 +46,9 @@ class SampleSeries:
         columns[1].append(value)
 
     def take(self) -> tuple[list[SeriesHeader], bytes]:
-        """Return (header, payload) of all samples since the last call, and drop them here.
+        """Return (header, payload) since the last call, and drop them here.
 
-        Header: (source, metric, unit, count) of each series. Payload: per series its times, then its values, 8 bytes
-        each.
+        Header: (source, metric, unit, count) per series. Payload: per series times, then values, 8 bytes each.
         """
         packed, self._packed = self._packed, {}
         # A value is added after its time: a thread between the two has not added its sample yet.
@@ -71,10 +61,7 @@ class SampleSeries:
 
 
 class ClosableSeries(SampleSeries):
-    """Series that forwards samples to ``into`` until :meth:`shut`.
-
-    A driver call that returns after its timeout then adds nothing.
-    """
+    """Series that forwards samples to ``into`` until :meth:`shut`, so that a late driver call adds nothing."""
 
     def __init__(self, into: SampleSeries) -> None:
         super().__init__()
@@ -119,10 +106,7 @@ class StartSampling(TypedDict):
 
 
 class StopSampling(TypedDict):
-    """Run to sampling process: take one last reading, then no more.
-
-    ``t_ns``: end of the repetition (CLOCK_MONOTONIC).
-    """
+    """Run to sampling process: take one last reading. ``t_ns``: end of the repetition (CLOCK_MONOTONIC)."""
 
     do: Literal["stop"]
     t_ns: int
@@ -138,10 +122,7 @@ SamplingOrder: TypeAlias = StartSampling | StopSampling | CloseSampling
 
 
 class SamplingAnswer(TypedDict):
-    """Sampling process to run: it is ready, stopped or closed. ``bytes`` bytes of samples follow the line.
-
-    ``missed`` and ``taken``: readings that were missed and taken so far.
-    """
+    """Sampling process to run, with counts so far; ``bytes`` bytes of samples follow the line."""
 
     event: Literal["ready", "stopped", "closed"]
     problems: list[str]

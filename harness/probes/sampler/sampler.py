@@ -34,13 +34,10 @@ EXIT_S = 5
 
 
 class Sampler(Probe):
-    """Probe with a separate sampling process, which ends with this one.
+    """Probe with a separate sampling process. If it fails, the run continues and ``problems`` has the reason.
 
-    If it fails, the run continues and ``problems`` has the reason.
-    ``pids``: function that returns the run's processes and their roles, called whenever steps begin.
-    Roles are main, loader-K, and for other ranks rank-K, rank-K-child-N.
-    After :meth:`close`, ``samples`` is the samples table.
-    ``taken`` and ``missed`` count readings by source (host, nvml) in finished repetitions.
+    ``pids`` returns the run's processes by role: main, loader-K, rank-K, rank-K-child-N. ``taken`` and ``missed`` count
+    readings by source. ``samples`` is the table after :meth:`close`.
     """
 
     settings_type = SamplerSettings
@@ -133,10 +130,7 @@ class Sampler(Probe):
         self.missed, self.taken = header["missed"], header["taken"]
 
     def _answer(self) -> tuple[SamplingAnswer, bytes] | None:
-        """Wait for the next answer of the sampling process and return (header, bytes of samples).
-
-        None if the process has ended or does not answer within ANSWER_S.
-        """
+        """Wait for the next answer (header, bytes of samples). None if the process ends or is silent for ANSWER_S."""
         while (end := self._buffer.find(b"\n")) < 0:
             if not self._more():
                 return None
@@ -196,10 +190,7 @@ def process_roles() -> dict[int, str]:
 
 
 def processes_of_the_run() -> dict[int, str]:
-    """Return roles by process id as :func:`process_roles`, and those of other ranks on this machine below this process.
-
-    Their CPU time is the run's.
-    """
+    """Return :func:`process_roles` and the roles of other ranks below this process: their CPU time is the run's."""
     return ranks_below(os.getpid()) | process_roles()
 
 

@@ -1,7 +1,6 @@
 """Run the sampling process: wait for orders, read its collectors at absolute deadlines, and answer.
 
-Deadlines are ``start + k x period``, so a late reading does not delay the next one. A deadline without its own reading
-counts as missed, for every collector.
+Deadlines are ``start + k x period``. One without its own reading counts as missed, for every collector.
 """
 
 from __future__ import annotations
@@ -24,26 +23,16 @@ LATE_NS = 1_000_000_000  # after a repetition: a later last reading would includ
 
 
 class Collector(Protocol):
-    """Reader of one source of samples in the sampling process.
-
-    Its methods add samples to the series that it was created with.
-    ``source``: name such as "host". ``problems``: lines that are sent with the next answer.
-    """
+    """Reader of one source (such as "host") into its series. ``problems`` are sent with the next answer."""
 
     source: str
     problems: list[str]
 
     def begin(self, pids: dict[int, str]) -> None:
-        """Start a repetition: read the first values of counters.
-
-        ``pids``: roles of the run's processes by process id.
-        """
+        """Start a repetition: read the first values of counters. ``pids``: roles by process id."""
 
     def read(self, *, last: bool) -> bool:
-        """Read at a deadline. ``last``: True for the last reading of a repetition.
-
-        Return True if anything could be read; False counts as a missed reading.
-        """
+        """Read at a deadline. Return False for a missed reading. ``last``: the last one of a repetition."""
 
     def end(self) -> None:
         """Add a problem for each metric that never had a sample. No reading follows."""
@@ -62,11 +51,7 @@ class Deadlines:
         return self._start_ns + (self._served + 1) * self._period_ns
 
     def reach(self, now_ns: int) -> int:
-        """Mark all deadlines up to ``now_ns`` as served by one reading.
-
-        Return how many others than the last one these are.
-        These count as missed.
-        """
+        """Mark all deadlines up to ``now_ns`` as served by one reading. Return how many of them were missed."""
         passed = (now_ns - self._start_ns) // self._period_ns
         unserved = max(passed - self._served - 1, 0)
         self._served = max(passed, self._served)
@@ -74,11 +59,7 @@ class Deadlines:
 
 
 class Sampling:
-    """Main loop of the sampling process: takes orders from the run, reads the collectors, and answers.
-
-    ``problems``: lines that are sent with the first answer.
-    ``orders`` and ``answers``: file descriptors to read from and write to.
-    """
+    """Main loop of the sampling process: takes orders from the run, reads the collectors, and answers."""
 
     def __init__(
         self,
@@ -154,10 +135,7 @@ class Sampling:
             self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
-        """Return the result of the collector's ``action`` as a Boolean.
-
-        If the action raises an error, drop the collector, add a problem and return False.
-        """
+        """Return True if the collector's ``action`` worked. After an error, drop it and add a problem."""
         try:
             return bool(action())
         except Exception as error:  # any error of a file or library
@@ -201,10 +179,7 @@ class Sampling:
 
 
 def main(settings: SamplerSettings, parent: int) -> int:
-    """Run the sampling process for the process ``parent``, which sends orders on standard input.
-
-    Return the exit status: 0 after the order to close, 1 if the run has gone.
-    """
+    """Serve the process ``parent``, which sends orders on standard input. Return 0 after its order to close, else 1."""
     from trainer.lifetime import die_with_parent
 
     die_with_parent(parent)

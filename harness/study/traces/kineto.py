@@ -66,9 +66,8 @@ def open_trace(source: Path | bytes) -> IO[bytes]:
 def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
     """Return the duration and memory events of a trace as a table, and everything else in it as JSON.
 
-    Columns: cat, name, pid, tid, ts_ns, dur_ns (0 if the event has none), ARGUMENTS, shapes. Times go from decimals to
-    whole nanoseconds without floats. Raises ValueError if the text is no whole JSON object, KeyError if the object has
-    no ``traceEvents``.
+    Columns: cat, name, pid, tid, ts_ns, dur_ns (0: none), ARGUMENTS, shapes. Raises ValueError if the text is no whole
+    JSON object, KeyError if it has no ``traceEvents``.
     """
     import pyarrow as pa
 
@@ -109,19 +108,13 @@ def _schema() -> pa.Schema:
 
 
 def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
-    """Split ``text`` at the last separator of events before position ``before``.
-
-    Without one, the first part is empty.
-    """
+    """Split ``text`` at the last separator of events before ``before``. Without one, the first part is empty."""
     position = text.rfind(BETWEEN, 0, before)
     return (text[:position] + b"}", text[position + BETWEEN.index(b"{") :]) if position >= 0 else (b"", text)
 
 
 def _block_tables(block: bytes) -> list[pa.Table]:
-    """Parse ``block``, events with separators between them, into tables.
-
-    Blocks that Arrow refuses are halved until they are small.
-    """
+    """Parse the events in ``block`` into tables; blocks that Arrow refuses are halved until they are small."""
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -212,13 +205,10 @@ _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, Ar
 
 
 def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: str = "main") -> pa.Table:
-    """Read a torch.profiler trace, plain or gzipped, as a table of its duration and memory events
-    (:func:`table_schema`).
+    """Read a torch.profiler trace, plain or gzipped, as a table of its duration and memory events.
 
-    ``realtime_minus_monotonic_ns``: how far the realtime clock was ahead, so that ``start_ns`` is CLOCK_MONOTONIC.
-    ``role``: role of the process; work on a device has the role ``device``. A trace that the harness itself cut short
-    (``probes.profilers.torch_session``) is marked, see :func:`is_cut`. Raises InputError if the file is missing,
-    truncated or no trace.
+    ``realtime_minus_monotonic_ns`` makes ``start_ns`` CLOCK_MONOTONIC. ``role``: of the process; work on a device has
+    the role ``device``. Raises InputError if the file is missing, truncated or no trace.
     """
     name = "profile" if isinstance(source, bytes) else str(source)
     try:
@@ -297,11 +287,7 @@ CUT = "cut"  # key of the reason for an early end, or null
 
 
 def file_name(role: str, window: int = 1) -> str:
-    """Return the file name of a profile: window ``window`` (from 1) of the main process, or the only one of a
-    loader worker.
-
-    ``role``: "main" or "loader-K".
-    """
+    """Return the name of a profile: window ``window`` (from 1) of role "main", or the only one of "loader-K"."""
     part = f".{role}" if role != "main" else f".{window}" if window > 1 else ""
     return f"{STEM}{part}{SUFFIX}"
 
@@ -319,19 +305,15 @@ def files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def header(path: Path) -> JsonObject:
-    """Return the facts that the harness wrote into a trace's header; {} for a trace of another program.
-
-    Raises InputError if it is unreadable.
-    """
+    """Return the harness's facts from a trace's header; {} without any. Raises InputError if it is unreadable."""
     content = read_header(path).get(HEADER)
     return content if isinstance(content, dict) else {}
 
 
 def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
-    """Read all profiles in a run's folder.
+    """Return the tables of all profiles in a run's folder, and a line for each damaged file.
 
-    Return their tables (:func:`read_profile`), and a line for each damaged file. ``clock_offsets``: realtime minus
-    monotonic clock in ns, from probes.json, for files that do not have it.
+    ``clock_offsets``: realtime minus monotonic clock in ns, from probes.json, for files that do not have it.
     """
     tables, problems = [], []
     for path, role in files(folder):

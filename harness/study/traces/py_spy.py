@@ -50,8 +50,8 @@ _NUMBER = re.compile(rf"{MARK}(\d+)\b")
 class FittedClock(NamedTuple):
     """Offset of py-spy's clock, fitted by :func:`align`: CLOCK_MONOTONIC = the other clock + ``offset_ns``.
 
-    ``agreeing`` of ``edges`` are consistent with every offset within ``error_ns`` of it. The other edges were seen by
-    late samples: 9 edges in 10 are at most ``late_ns`` away from ``offset_ns``, and so are about 9 in 10 samples.
+    ``agreeing`` of ``edges`` fit every offset within ``error_ns``. Late samples saw the others: 9 in 10 within
+    ``late_ns``.
     """
 
     offset_ns: int
@@ -73,8 +73,7 @@ def mark_number(frame: str) -> int | None:
 
 
 def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
-    """Fit the offset of the other clock from ``samples``: (time in ns, number of the clock mark in the stack or
-    None), sorted.
+    """Fit the offset of the other clock from sorted ``samples``: (ns, number of the mark in the stack or None).
 
     ``marks[k]``: start and end of mark k, CLOCK_MONOTONIC. Raises InputError if no mark was sampled.
     """
@@ -89,10 +88,7 @@ def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, 
 
 
 def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """Return (low, high) of the range that most closed ``intervals`` have in common, and the number of these intervals.
-
-    Of equally good ranges, the lowest counts.
-    """
+    """Return (low, high) shared by most closed ``intervals``, and their number; of equal ranges the lowest."""
     edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
     depth = most = 0
     best = (0, 0)
@@ -139,10 +135,7 @@ class FrameArgs(TypedDict):
 
 
 class StackEvent(TypedDict):
-    """An event of py-spy's file.
-
-    It is only checked to be an object; :func:`decode` raises KeyError for a missing key.
-    """
+    """Event of py-spy's file, checked only to be an object; :func:`decode` raises KeyError for a missing key."""
 
     ph: str
     ts: int
@@ -162,10 +155,7 @@ class MemoryChange(NamedTuple):
 
 
 def read_events(source: Path | bytes) -> list[StackEvent]:
-    """Return the events of py-spy's trace, gzipped or not.
-
-    Raises InputError if it is truncated, too large or malformed.
-    """
+    """Return py-spy's events, gzipped or not. Raises InputError if they are truncated, too large or malformed."""
     try:
         with open_trace(source) as file:
             content = file.read()
@@ -184,11 +174,7 @@ def read_events(source: Path | bytes) -> list[StackEvent]:
 
 
 def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
-    """Return the stack changes of all threads in order of time, and {(pid, pthread id): (system id, name)} of the
-    threads.
-
-    ``roots``: folders by which file names are shortened. Raises InputError if the events do not fit together.
-    """
+    """Return all threads' stack changes by time, and {(pid, pthread id): (system id, name)}. Raises InputError."""
     threads: Threads = {}
     open_frames: dict[int, list[tuple[str, str | None]]] = {}
     changes: list[MemoryChange] = []
@@ -235,10 +221,7 @@ def _text(name: str, filename: str, line: int | None, roots: Sequence[str]) -> s
 
 
 def shorten(filename: str, roots: Sequence[str] = ()) -> str:
-    """Return the part of a path below an import root: one of ``roots`` (longest first) or the folder of a library.
-
-    A shared library outside of them is shortened to its name. Other paths stay as they are.
-    """
+    """Return the part of a path below one of ``roots`` (longest first) or a library; a shared library's name."""
     for root in roots:
         if filename.startswith(root.rstrip("/") + "/"):
             return filename[len(root.rstrip("/")) + 1 :]
@@ -252,10 +235,7 @@ MOST_HZ = 1e6  # more than py-spy supports
 
 
 class StackRecording(Protocol):
-    """Recording conditions of a trace, which reading it requires.
-
-    ``harness.study.run_data.PySpyRecord`` implements them.
-    """
+    """Recording conditions of a trace (``harness.study.run_data.PySpyRecord`` implements them)."""
 
     @property
     def rate_hz(self) -> float: ...
@@ -333,11 +313,9 @@ def clock_of(samples: pa.Table) -> FittedClock:
 
 
 def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
-    """Return one row per thread and sample, each with the time (us) of the thread's next sample, sorted by thread
-    and time.
+    """Return one row per thread and sample, with the time (us) of the thread's next one, by thread and time.
 
-    A sample is written where any thread changed; the other threads keep their stacks. Under --gil (``held``) a thread
-    without a change may not have held the lock, so it gets no row.
+    Threads that did not change keep their stacks. Under --gil (``held``), they get no row.
     """
     end_us = changes[-1].time_us if changes else 0
     shown = [change for change in changes if change.stack is not None]  # The other changes mark the end of the trace.
@@ -364,8 +342,8 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
 def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
     """Return for each stack change True if it is the first one of its sample.
 
-    The metronome's processes appear once in every sample. Between two of their changes the next sample begins where the
-    gap between changes is longest. Without a metronome a sample begins where a thread appears again, or after a gap.
+    Between two changes of the metronome, the next sample begins after the longest gap; without it, where a thread
+    appears again, or after a gap.
     """
     begins = [not place for place in range(len(changes))]
     waits = [0, *(after.time_us - before.time_us for before, after in pairwise(changes))]

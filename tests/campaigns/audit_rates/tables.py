@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from harness.audit.flops import conventions
+from harness.audit.checks import conventions
 from harness.audit.table import AuditedFigure, AuditRow, Declared, Peak, Table, read_figure
 from harness.audit.text import convention
 from trainer.model import Shape

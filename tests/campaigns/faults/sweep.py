@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.sweep.journal import FILE, TrialJournal
+from harness.sweep.store import FILE, TrialJournal
 from tests.campaigns.faults.common import (
     Counts,
     Ended,

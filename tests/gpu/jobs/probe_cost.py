@@ -25,7 +25,7 @@ import yaml
 from harness.explain.statistics import from_blocks
 from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.ledger.threads import RunQueue
-from harness.probes.nvml.cards import Reader
+from harness.probes.nvml.metrics import Reader
 from harness.probes.probe import Probe
 from harness.probes.profilers.py_spy import PySpy, PySpySettings
 from harness.probes.profilers.torch_profiler import TorchProfiler
@@ -231,7 +231,7 @@ def _counters(place: Place) -> None:
     """Add how long reading each of the card's counters takes."""
     import pynvml
 
-    from harness.probes.nvml.cards import find_cards
+    from harness.probes.nvml.collector import find_cards
     from harness.probes.nvml.metrics import make_readers
 
     try:

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.audit.checkup import audit
-from harness.audit.flops import Convention, conventions
+from harness.audit.checks import Convention, conventions
+from harness.audit.checkup import RowAudit, audit
 from harness.audit.gains import Incomparable
-from harness.audit.result import RowAudit
 from harness.audit.solve import Excluded, FittedReading, NamedPeak
 from harness.audit.table import AuditedFigure, AuditRow, Declared, Optimizer, Peak, Table, read_duration, read_figure
 from tests.examples import examples

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.audit.checkup import audit
+from harness.audit.checkup import Audit, audit
 from harness.audit.gains import NotComparable
-from harness.audit.result import Audit
 from harness.audit.table import AuditRow, Declared, Noise, Table, read_figure
 from harness.audit.text import gain_sentence
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.audit import text
-from harness.audit.checkup import audit
+from harness.audit.checkup import Audit, audit
 from harness.audit.gains import Incomparable, NotComparable, unexplained
 from harness.audit.load import load_published
-from harness.audit.result import Audit
 from harness.audit.table import read_figure
 from tests.harness.audit.test_audit import LLAMA_8B, PEAKS
 from trainer.devices.estimates import parameters

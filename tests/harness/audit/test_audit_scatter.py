@@ -8,14 +8,12 @@ from random import Random
 
 import pytest
 
-from harness.audit.checks import TFLOPS, TOKENS, setting_of
-from harness.audit.checkup import audit
-from harness.audit.flops import conventions
+from harness.audit.checks import TFLOPS, TOKENS, conventions, setting_of
+from harness.audit.checkup import Audit, audit
+from harness.audit.readings import Readings
 from harness.audit.report import as_text
-from harness.audit.result import Audit
 from harness.audit.scatter import Relation, beyond_scatter, chance_of_scatter, relations
 from harness.audit.solve import FittedReading, sequences
-from harness.audit.specificity import Readings
 from harness.audit.table import AuditedFigure, AuditRow, Declared, Table, read_figure
 from harness.audit.text import BEYOND, row_sentence
 from tests.harness.audit.test_audit import LLAMA_8B, PEAKS, row

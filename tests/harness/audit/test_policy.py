@@ -12,10 +12,9 @@ import pytest
 from harness.audit import judge
 from harness.audit.fits import FixedPart
 from harness.audit.load import load_published
-from harness.audit.readings import averages
+from harness.audit.readings import Readings, _covered, averages
 from harness.audit.scatter import Relation, scatters
 from harness.audit.solve import plausible_lengths
-from harness.audit.specificity import Readings, _covered
 from harness.audit.table import AuditRow, Interval, read_figure
 from harness.audit.text import _rows_line, change, short
 from trainer.errors import InputError

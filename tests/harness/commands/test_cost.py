@@ -54,8 +54,7 @@ def scenario(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """What asks git for the commit starts a process."""
-    for module in ("training_records", "study"):
-        monkeypatch.setattr(f"harness.launch.{module}.record_environment", dict)
+    monkeypatch.setattr("harness.launch.study.record_environment", dict)
 
 
 def refused(done: Done) -> str:

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.commands.doctor import COLUMNS, INDENT, conclusion, doctor, lines_of, worst
-from harness.machine.checks import Check, judge
-from harness.machine.checks.check import IMPORT_FIRST
-from harness.machine.checks.devices import check_cpu_profile, check_cuda_profiles, figures
+from harness.machine.check import IMPORT_FIRST, Check, judge
 from harness.machine.examine import Examination
+from harness.machine.gpu import check_cpu_profile, check_cuda_profiles, figures
 from trainer.devices.calibrate import Effort, calibrate, cpu_identity, cpu_profile, not_calibrated
 from trainer.devices.profiles import load_profile, profile_names
 from trainer.errors import InputError
@@ -199,7 +198,7 @@ def test_no_calibration_without_torch_but_the_examination(tmp_path: Path, light:
 @pytest.mark.slow
 def test_a_terminal_without_colours_where_rich_is_broken(tmp_path: Path) -> None:
     (tmp_path / "rich.py").write_text("raise ImportError('no core')")
-    code = "from harness.commands.doctor import _print; from harness.machine.checks.check import ok; "
+    code = "from harness.commands.doctor import _print; from harness.machine.check import ok; "
     code += "_print([ok('clock', 'tsc')])"
     terminal, its_end = pty.openpty()
     path = before(tmp_path, os.environ.get("PYTHONPATH"))

@@ -16,7 +16,7 @@ from tests.trainer.questions import FILE, write_bin
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.launch.training_records.record_environment", dict)
+        patch.setattr("harness.launch.study.record_environment", dict)
         out, train = of_one_arm(tmp_path_factory.mktemp("training"))
         asked = f"evaluation={{fraction: 0.2, batches: 1, multiple_choice: {{path: {FILE}}}}}"
         assert train("--set", "data.sequence_length=128", "--set", asked, steps=12) == 0

@@ -30,7 +30,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.yaml").write_text(text)
     out = folder / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.launch.training_records.record_environment", dict)
+        patch.setattr("harness.launch.study.record_environment", dict)
         words = ["train", str(folder / "small.yaml"), "--arm", "plain", "--steps", str(STEPS), "--out", str(out)]
         assert main(words) == 0
     shutil.rmtree(out.parent / "corpus.parquet", ignore_errors=True)

@@ -22,7 +22,7 @@ Train = Callable[..., int]
 @pytest.fixture(autouse=True)
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """What asks git for the commit starts a process."""
-    monkeypatch.setattr("harness.launch.training_records.record_environment", dict)
+    monkeypatch.setattr("harness.launch.study.record_environment", dict)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 
+from harness.launch.progress import Goal, TrainingProgress
 from harness.launch.training_files import (
     EvaluationRow,
     EvaluationTable,
@@ -27,7 +28,6 @@ from harness.launch.training_files import (
     read_evaluations,
     read_losses,
 )
-from harness.launch.training_progress import Goal, TrainingProgress
 from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE
 from trainer import checkpoint_folder
@@ -192,7 +192,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.fixture
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """What asks git for the commit starts a process."""
-    monkeypatch.setattr("harness.launch.training_records.record_environment", dict)
+    monkeypatch.setattr("harness.launch.study.record_environment", dict)
 
 
 def of_one_arm(tmp_path: Path) -> tuple[str, Callable[..., int]]:

@@ -16,13 +16,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from harness.launch import training, training_ranks
+from harness.launch import training, training_state
 from harness.launch.channel import Channel
 from harness.launch.diagnosis import RANK_NAME
+from harness.launch.progress import Goal
 from harness.launch.ranks import RankFailedError
 from harness.launch.training import Training
 from harness.launch.training_files import read_evaluations, read_losses
-from harness.launch.training_progress import Goal
 from harness.launch.training_records import TrainingRecords
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import make_plan
@@ -94,11 +94,11 @@ def test_ranks_are_forked_with_everything_imported(tmp_path: Path, monkeypatch: 
         at_fork.append([*imported])
         raise RankFailedError("nothing is forked here")
 
-    monkeypatch.setattr(training_ranks, "OtherRanks", forked)
+    monkeypatch.setattr(training_state, "OtherRanks", forked)
     plan = make_plan(load_scenario(written(tmp_path), []), "small.yaml", ["plain"])
     folder = StudyFolder(tmp_path / "out")
     one = Training(TrainingRecords(plan.arms[0], plan.arms[0].config, folder, [], "small.yaml"), Goal(steps=1))
-    monkeypatch.setattr(training_ranks.importlib, "import_module", imported.append)
+    monkeypatch.setattr(training_state.importlib, "import_module", imported.append)
     with pytest.raises(RankFailedError):
         one.run("small")
     (found,) = at_fork

@@ -9,8 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from harness.launch.apart import called_apart
-from harness.launch.costing import MeasurementFailed
+from harness.launch.costing import MeasurementFailed, called_apart
 from trainer.errors import InputError
 
 pytestmark = pytest.mark.slow  # each starts a process

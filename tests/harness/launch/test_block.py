@@ -138,7 +138,7 @@ def test_each_block_has_a_seed_for_all_its_arms_and_compared_startups_do_not_ove
 ) -> None:
     begun: list[tuple[list[Any], int]] = []
     monkeypatch.setattr(study.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(study, "_environment", lambda _: {})
+    monkeypatch.setattr(study, "environment_of", lambda _: {})
     monkeypatch.setattr(study, "RunProcess", lambda record, *_: record)
     monkeypatch.setattr(study, "run_block", lambda runs, *_: begun.append((runs, _[-1])))
     config = TrainerConfig.model_validate({"seed": 7}).model_dump(mode="json")

@@ -24,7 +24,7 @@ from harness.launch.opener import OpenTraining
 from harness.launch.probing import CLOSING_STEPS, CLOSING_WARMUP, OpenTime, open_ns, probes_of
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import StepRecorder
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from harness.scenario.model import ProbesConfig
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData

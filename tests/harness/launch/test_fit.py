@@ -11,7 +11,7 @@ import pytest
 from harness.launch import needs
 from harness.launch.fit import check_fit
 from harness.launch.needs import GIB, check_memory, choose_interleave, need_of
-from harness.machine.checks import Check
+from harness.machine.check import Check
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import Plan, make_plan
 from trainer.errors import InputError

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from harness.launch.probing import probes_of
+from harness.probes.probe import RunProbes
 from harness.probes.profilers.py_spy import PySpySettings
 from harness.probes.profilers.torch_session import TorchProfilerSettings
-from harness.probes.run_probes import RunProbes
 from harness.probes.sampler.messages import SamplerSettings
 from harness.scenario.model import ProbesConfig
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.launch import progress
-from harness.launch.progress import Progress, TextProgress, announced
-from harness.launch.training_progress import Goal, TrainingProgress
+from harness.launch.progress import Goal, Progress, TextProgress, TrainingProgress, announced
 from harness.sweep.messages import SweepProgress
 from harness.sweep.trials import Trial, TrialPlan, TrialStage
 from tests.harness.launch.running import wait_for
@@ -109,7 +108,7 @@ def test_a_line_that_rewrites_itself_fits_the_terminal(
     """A longer one left a copy of itself at every refresh."""
     width, terminal = 30, Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("harness.launch.training_progress.TERMINAL_INTERVAL_S", 0.0)
+    monkeypatch.setattr("harness.launch.progress.TERMINAL_INTERVAL_S", 0.0)
     for name, value in (("COLUMNS", str(width)), ("LINES", "20"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     show()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.launch import user_trial
+from harness.launch import preparation
 from harness.launch.facts import check_unchanged
 from harness.launch.preparation import StudyData, prepare_data
 from tests.commands import ROOT
@@ -80,7 +80,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StudyData:
         batch = {"largest_id": 1, "smallest_id": 0, "trained_tokens": 1, "threads": []}
         return batch | {"files": own_files(tmp_path)}
 
-    monkeypatch.setattr(user_trial, "_answer", answer)
+    monkeypatch.setattr(preparation, "_answer", answer)
     return prepare_data({"one": CONFIG}, 30)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch import user_trial
+from harness.launch import preparation
 from tests.harness.launch.running import alive, wait_for
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError
@@ -25,7 +25,7 @@ FOUND = {"largest_id": 7, "smallest_id": 1, "trained_tokens": 3, "threads": [], 
 @pytest.fixture
 def trial(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Sets what the trial's process does."""
-    return lambda code: monkeypatch.setattr(user_trial, "TRIAL", ("-c", code))
+    return lambda code: monkeypatch.setattr(preparation, "TRIAL", ("-c", code))
 
 
 @pytest.mark.parametrize("session", [False, True])
@@ -38,7 +38,7 @@ def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_tri
         f"pathlib.Path({str(pid)!r}).write_text(str(helper.pid)); print({json.dumps(FOUND)!r})"
     )
     begun = time.monotonic()
-    assert user_trial._try(DATA, 600) == FOUND
+    assert preparation._try(DATA, 600) == FOUND
     assert time.monotonic() - begun < 300  # The helper sleeps three times as long.
     wait_for(lambda: not alive(int(pid.read_text())))
 
@@ -47,7 +47,7 @@ def test_a_thread_that_tokenizes_is_noted_once(
     trial: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trial(f"print({json.dumps(FOUND | {'threads': ['Tokenizer.encode']})!r})")
-    tried = user_trial.TriedSources(300)
+    tried = preparation.TriedSources(300)
     for seed, batch_size in ((0, 8), (1, 8), (0, 4)):
         model = {"vocab_size": 64}
         data = {"source": "own_items:make", "batch_size": batch_size}
@@ -62,7 +62,7 @@ def test_a_thread_that_tokenizes_is_noted_once(
 def test_one_that_hangs_is_named_with_its_state_the_likely_cause_and_the_limit(trial: Callable[[str], None]) -> None:
     trial("import time; time.sleep(900)")
     with pytest.raises(InputError) as error:
-        user_trial._try(DATA, 8)
+        preparation._try(DATA, 8)
     found = re.fullmatch(
         r"data\.source: own_items:make returned no batch within 8 s \(limits\.start_s\): process (\d+) \(main\) is "
         r"sleeping in clock_nanosleep; likely cause: it waits for an event that does not happen; fix: .*; raise "

@@ -19,7 +19,7 @@ from harness.launch.more_warmup import MOST_PERIOD, wait_period
 from harness.launch.opener import OpenTraining
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import BareRecorder
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from trainer.compute.emulated import EmulatedCompute

@@ -11,7 +11,7 @@ import pytest
 from harness.launch.channel import Channel, Heartbeat, WaitLimits
 from harness.launch.process import RunProcess
 from harness.launch.protocol import RunEvent
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder
 from trainer.config import TrainerConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine.checks.check import size, span
+from harness.machine.check import size, span
 from harness.machine.files import parse_list, read_fields, read_int, read_mounts, read_text
 from tests.harness.machine.tree import plant
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.checks.devices import check_cuda, check_driver, check_nvml
-from harness.machine.gpu import Device, Nvml, driver_loaded, read_nvml
+from harness.machine.gpu import Device, Nvml, check_cuda, check_driver, check_nvml, driver_loaded, read_nvml
 from harness.machine.software import Torch
 from tests.harness.machine.tree import plant
 

@@ -6,15 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.capacity import Memory, SharedMemory, Storage, read_memory, read_shared_memory, read_storage
-from harness.machine.cgroup import MemoryLimit
-from harness.machine.checks.capacity import (
+from harness.machine.capacity import (
+    Memory,
+    SharedMemory,
+    Storage,
     check_memory,
     check_open_files,
     check_shared_memory,
     check_storage,
     check_swap,
+    read_memory,
+    read_shared_memory,
+    read_storage,
 )
+from harness.machine.cgroup import MemoryLimit
 from harness.machine.files import Mount, mount_of, read_mounts
 from tests.harness.machine.tree import mount_line, plant
 

@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from harness.launch.needs import limit_warnings, needs_of, shared_bytes
-from harness.machine.capacity import Needs, SharedMemory, TaskLimit, read_task_limit, tightest
+from harness.machine.capacity import (
+    Needs,
+    SharedMemory,
+    TaskLimit,
+    check_files_need,
+    check_shared_need,
+    check_task_need,
+    read_task_limit,
+    tightest,
+)
 from harness.machine.cgroup import find_group
-from harness.machine.checks.capacity import check_files_need, check_shared_need, check_task_need
 from tests.harness.machine.tree import plant, v2
 from trainer.config import DataConfig, TrainerConfig
 
@@ -97,12 +105,10 @@ def test_the_control_group_that_leaves_least_counts(tmp_path: Path) -> None:
 
 
 def test_warnings_before_a_run_are_those_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.machine.checks.capacity.resource.getrlimit", lambda _: (25, 4096))
-    monkeypatch.setattr("harness.machine.checks.capacity.read_task_limit", lambda _: TaskLimit(10**6, 1, "pids.max"))
-    monkeypatch.setattr("harness.machine.checks.capacity.user_task_limit", lambda: None)
-    monkeypatch.setattr(
-        "harness.machine.checks.capacity.read_shared_memory", lambda _: SharedMemory(64 * MIB, MIB, True)
-    )
+    monkeypatch.setattr("harness.machine.capacity.resource.getrlimit", lambda _: (25, 4096))
+    monkeypatch.setattr("harness.machine.capacity.read_task_limit", lambda _: TaskLimit(10**6, 1, "pids.max"))
+    monkeypatch.setattr("harness.machine.capacity.user_task_limit", lambda: None)
+    monkeypatch.setattr("harness.machine.capacity.read_shared_memory", lambda _: SharedMemory(64 * MIB, MIB, True))
     shared, files = limit_warnings([config(2, batch_size=64, sequence_length=2048)], together=True)
     assert "18 MiB in /dev/shm, 1 MiB of 64 MiB is free: batches will be lost; fix: docker run --shm-size=8g" in shared
     assert files.startswith(

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from harness.machine.cgroup import Throttling, cpu_quota, find_group
-from harness.machine.checks.processors import (
-    check_batch_system,
+from harness.machine.cpu import (
+    Clock,
+    Load,
+    LoadReading,
+    Processor,
     check_clock,
     check_cores,
     check_frequency,
@@ -19,19 +22,13 @@ from harness.machine.checks.processors import (
     check_quota,
     check_slurm,
     check_threads,
-)
-from harness.machine.cpu import (
-    Clock,
-    Load,
-    LoadReading,
-    Processor,
     load_between,
     read_clock,
     read_counters,
     read_frequency,
     read_processor,
 )
-from harness.machine.software import BatchSystem
+from harness.machine.software import BatchSystem, check_batch_system
 from tests.harness.machine.tree import plant, v1, v2
 
 CPUS = "sys/devices/system/cpu"

@@ -10,7 +10,12 @@ from time import monotonic
 
 import pytest
 
-from harness.machine.checks.software import (
+from harness.machine.files import Mount
+from harness.machine.limits import Look, facts_of_module, output_of
+from harness.machine.software import (
+    MODULES,
+    Toolchain,
+    Torch,
     _needed,
     check_compile,
     check_imports,
@@ -18,10 +23,9 @@ from harness.machine.checks.software import (
     check_tokenizers,
     check_torch,
     no_torch,
+    read_imports,
+    read_toolchain,
 )
-from harness.machine.files import Mount
-from harness.machine.limits import Look, facts_of_module, output_of
-from harness.machine.software import MODULES, Toolchain, Torch, read_imports, read_toolchain
 
 CPU = Torch("2.13.0", None, 4, "AVX2", 2.0, (), None, None)
 CUDA = Torch("2.13.0", "12.8", 4, "AVX2", 2.0, ("NVIDIA H100 80GB HBM3",), None, "3.7.0")

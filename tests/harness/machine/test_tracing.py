@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.checks.software import check_perf, check_ptrace, describe
-from harness.machine.tracing import Permissions, PySpyTool, read_permissions, remedy, try_py_spy
+from harness.machine.tracing import (
+    Permissions,
+    PySpyTool,
+    check_perf,
+    check_ptrace,
+    describe,
+    read_permissions,
+    remedy,
+    try_py_spy,
+)
 from tests.harness.machine.tree import plant
 
 YAMA = "proc/sys/kernel/yama/ptrace_scope"

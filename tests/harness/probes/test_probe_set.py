@@ -11,10 +11,9 @@ from typing import Self
 
 import pytest
 
-import harness.probes.run_probes
+import harness.probes.probe
 from harness.probes.ledger.recorders import attach_in_worker
-from harness.probes.probe import Probe, ProbeReport, ProbeSettings
-from harness.probes.run_probes import PROBES, ProbeKind, ProbeSet, RunProbes
+from harness.probes.probe import PROBES, Probe, ProbeKind, ProbeReport, ProbeSet, ProbeSettings, RunProbes
 from harness.study.contract import Columns
 from trainer import telemetry
 
@@ -96,7 +95,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
         ProbeKind("second", noted, disturbs=True),
         ProbeKind("plain", f"{__name__}:Plain", disturbs=False),
     )
-    monkeypatch.setattr(harness.probes.run_probes, "PROBES", listed)
+    monkeypatch.setattr(harness.probes.probe, "PROBES", listed)
     CALLS.clear()
 
 
@@ -169,7 +168,7 @@ def test_every_probe_is_attached_in_each_worker_of_a_run_with_a_ledger(ledger: b
 def test_the_list_of_probes_is_true_and_nothing_else_names_one() -> None:
     for kind in PROBES:
         assert issubclass(kind.load().settings_type, ProbeSettings), kind
-    source = inspect.getsource(harness.probes.run_probes)
+    source = inspect.getsource(harness.probes.probe)
     imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
     assert not [name for name in imported if name and name.startswith("harness.probes.") and name.count(".") > 2]
     for driver in (RunProbes, ProbeSet):

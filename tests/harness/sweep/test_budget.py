@@ -10,8 +10,8 @@ import pytest
 
 from harness.sweep.budget import Spending, need_of, needs_by_size
 from harness.sweep.load import load_sweep
+from harness.sweep.model import TrialConfigs
 from harness.sweep.pilot import pilots_of, refuse_too_much
-from harness.sweep.space import TrialConfigs
 from harness.sweep.store import Pilot
 from harness.sweep.trials import TrialPlan
 from trainer.errors import InputError

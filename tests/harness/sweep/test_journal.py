@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("optuna")
 
 from harness.sweep.begin import begin_sweep
-from harness.sweep.journal import FILE, TrialJournal
 from harness.sweep.load import load_sweep
+from harness.sweep.store import FILE, TrialJournal
 from harness.sweep.trials import Trial, TrialPlan
 from trainer.errors import InputError
 
@@ -71,7 +71,7 @@ def test_what_is_no_journal_is_one_line(tmp_path: Path, content: bytes) -> None:
 def test_without_optuna_one_line_says_so_before_anything_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.sweep.journal.find_spec", lambda _name: None)
+    monkeypatch.setattr("harness.sweep.store.find_spec", lambda _name: None)
     with pytest.raises(InputError, match="harness sweep needs the package optuna"):
         begin_sweep(load_sweep("tiniest"), tmp_path / "sweeps", [], "tiniest")
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import pytest
 
 from harness.scenario.load import SCENARIOS, SWEEPS, find_file, shipped
 from harness.sweep.load import load_sweep
-from harness.sweep.space import TrialConfigs
+from harness.sweep.model import TrialConfigs
 from harness.sweep.trials import TrialPlan
 from tests.commands import harness
 from trainer.devices.estimates import parameters

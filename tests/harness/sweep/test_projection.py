@@ -20,11 +20,12 @@ from harness.sweep.projection import (
     DataScalingStrategy,
     HybridStrategy,
     ModelScalingStrategy,
+    ModelSize,
     MupStrategy,
+    model_sizes,
     projection_of,
 )
 from harness.sweep.searches import brackets
-from harness.sweep.sizes import ModelSize, model_sizes
 from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus
 from tests.harness.sweep.test_report import fitted_above_what_is_worse

@@ -16,11 +16,10 @@ pytest.importorskip("optuna")
 from harness.sweep import report, sentences
 from harness.sweep.findings import RateCurve, findings
 from harness.sweep.fit import NoOptimum
-from harness.sweep.journal import TrialJournal
 from harness.sweep.load import load_sweep
 from harness.sweep.picture import loss_over_rate, training_figure
 from harness.sweep.searches import grid
-from harness.sweep.store import SweepFolder, SweepRecord, Taken
+from harness.sweep.store import SweepFolder, SweepRecord, Taken, TrialJournal
 from harness.sweep.trials import Trial, TrialPlan
 from tests.conftest import PICTURE
 from trainer.errors import InputError

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("optuna")
 
 from harness.launch.training_files import read_evaluations
-from harness.sweep.journal import FILE, TrialJournal
 from harness.sweep.searches import grid
+from harness.sweep.store import FILE, TrialJournal
 from harness.sweep.trials import Trial
 from tests.commands import Done, harness
 from tests.trainer.data.conftest import make_texts, write_parquet

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from harness.probes.ledger.recorders import StageRecorder, attach_in_worker
-from harness.probes.run_probes import RunProbes
+from harness.probes.probe import RunProbes
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data import encoders

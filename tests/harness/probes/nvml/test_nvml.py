@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.probes.machine_load import device_health, host_load
-from harness.probes.nvml.cards import visible
+from harness.probes.nvml.collector import visible
 from harness.probes.nvml.metrics import is_sibling
 from harness.probes.sampler.messages import SamplerSettings
 from harness.probes.sampler.sampler import Sampler

@@ -8,8 +8,8 @@ from typing import Literal
 from hypothesis import given, settings
 from pydantic import BaseModel, ConfigDict, Field
 
+from harness.probes.profilers.py_spy import speedscope
 from harness.study.traces.py_spy import read_stacks
-from harness.study.traces.speedscope import speedscope
 from tests.harness.study.traces.spy_writer import Frame
 from tests.harness.study.traces.test_spy_trace import MAIN, OTHER, ROLES, WORKER, facts, samples, write
 
