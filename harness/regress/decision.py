@@ -25,6 +25,7 @@ from harness.judge.doubts import Doubt, barred
 from harness.judge.policy import UNEVEN_BLOCKS_MIN
 from harness.regress.policy import (
     FIRST_LOOK,
+    HIGH_BLOCKS_GAP,
     LOOK_GROWTH,
     MEMORY_WITHIN,
     MOST_BLOCKS_WORTH,
@@ -217,7 +218,7 @@ def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
     """Return the blocks of a higher kind; None if all are of one kind. ``logs``: log of the change, by block.
 
     They are fewer than half, and raise the mean by more than ``within``.
-    The gap to the others is wider than the scatter of the others. A single block may be a disturbance.
+    The gap to the others is far wider than the scatter of the others. A single block may be a disturbance.
     """
     order = sorted(logs, key=logs.__getitem__)
     splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
@@ -226,7 +227,7 @@ def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
     at = max(splits, key=lambda place: logs[order[place]] - logs[order[place - 1]])
     usual, high = [logs[block] for block in order[:at]], [logs[block] for block in order[at:]]
     gap, excess = high[0] - usual[-1], fmean(high) - fmean(usual)
-    if gap <= usual[-1] - usual[0] or excess * len(high) / len(order) <= math.log1p(within):
+    if gap <= HIGH_BLOCKS_GAP * (usual[-1] - usual[0]) or excess * len(high) / len(order) <= math.log1p(within):
         return None
     return HighBlocks(tuple(sorted(order[at:])), math.expm1(excess))
 

@@ -41,6 +41,9 @@ NOTICEABLE_PART = 0.01
 """Share of the step. A phase or stage below it gets no line. tests/harness/regress/test_policy.py"""
 MS_DIGITS = 6
 """Decimals of milliseconds in a baseline, that is nanoseconds. tests/harness/regress/test_policy.py"""
+HIGH_BLOCKS_GAP = 2.0
+"""Times the range of the other blocks. Across a narrower gap, blocks that scatter are called another kind in 1 of 10
+checks of six blocks. tests/harness/regress/test_gate.py"""
 REGRESSION_SENTENCES_MAX = 5
 """Comparisons with a sentence each at the top of a page. tests/harness/regress/test_policy.py"""
 
