@@ -92,9 +92,12 @@ def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path
         assert len(walls_s) == 26
         saved = [step for step, wall in enumerate(run.steps["checkpoint_ns"].to_pylist()) if wall]
         assert saved == [20]
-        assert one["step_s"]["likely"] == pytest.approx(median(walls_s[first:20]))
+        plain_s = walls_s[first:20]
+        if any(entry["kind"] == "drift" and entry["arms"] == [one["arm"]] for entry in found["doubts"]):
+            plain_s = plain_s[-(len(plain_s) // 3) :]  # as on a machine whose load changes
+        assert one["step_s"]["likely"] == pytest.approx(median(plain_s))
         assert one["step_s"]["worst"] == pytest.approx(max(walls_s[10:20]))
-        each_s = each_of_many_s(walls_s[first:20], one["step_s"])
+        each_s = each_of_many_s(plain_s, one["step_s"])
         assert one["parts"]["steps"] == pytest.approx(walls_s[0] + 999 * each_s)
         assert run.evaluations is not None
         passes = run.evaluations.to_pylist()
