@@ -168,14 +168,21 @@ print(len(set(sys.modules) - before))
 """
 
 
+COMPUTING = {"compute": {"work": "model", "device": "cpu"}, "model": {"family": None, "preset": "gpt2-tiny"}}
+
+
+def test_a_fork_server_without_a_card_has_the_compiler_of_the_first_optimizer() -> None:
+    modules = block.modules_of([COMPUTING])
+    assert "torch.optim" in modules
+    assert ("torch._dynamo" in modules) != has_nvidia_driver()
+
+
 @pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.skipif(has_nvidia_driver(), reason="its fork server imports no compiler")
 def test_a_run_that_computes_imports_nothing_of_its_optimizer_anew() -> None:
     """Torch's compiler comes with the first optimizer, for a second of CPU: the fork server has it already."""
-    config = {"compute": {"work": "model", "device": "cpu"}, "model": {"family": None, "preset": "gpt2-tiny"}}
-    modules = block.modules_of([config])
-    if has_nvidia_driver():
-        assert "torch._dynamo" not in modules
-        return
+    modules = block.modules_of([COMPUTING])
     program = "".join(f"import {name}\n" for name in modules if name.startswith("torch.")) + BUILDING
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) == 0

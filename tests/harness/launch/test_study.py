@@ -152,7 +152,7 @@ def hangups_heard() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hangups_heard")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])  # as SIGINT, which other tests below send
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
     with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=200) as process:
         study = wait_for_study(tmp_path / "out")
