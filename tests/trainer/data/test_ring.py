@@ -183,7 +183,7 @@ def test_batches_and_traces_are_those_of_dataloader(make_config: Make, changes: 
 
 @pytest.mark.slow
 def test_a_program_may_keep_every_batch(make_config: Make) -> None:
-    config = make_config(path="tokens-mmap", workers=2, transport="ring", start_method="spawn")
+    config = make_config(path="tokens-mmap", workers=1, transport="ring", start_method="spawn")
     with open_batches(config, prepare(config), seed=5) as batches:
         found = list(islice(batches, 40))
     for left, right in zip(found, expected_batches(config, 40, 5), strict=True):

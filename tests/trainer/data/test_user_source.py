@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from harness.probes.ledger.recorders import StageRecorder, attach_in_worker
 from harness.probes.run_probes import RunProbes
+from tests import warm
+from tests.commands import ROOT
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data import encoders
@@ -540,11 +543,11 @@ def test_the_trial_answers_with_ids_or_with_one_line_and_keeps_what_the_user_pri
     (tmp_path / "own_rows.py").write_text(CODE + "print('hello')\n")
 
     def tried(data: DataConfig) -> tuple[str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer.data.user_trial"],
-            input=data.model_dump_json(), capture_output=True, text=True, check=True, timeout=300,
-        )  # fmt: skip
-        return done.stdout, done.stderr
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, "-m", "trainer.data.user_trial"]
+        with warm.Popen(command, text=True, env=environment, **pipes) as process:
+            return process.communicate(data.model_dump_json(), timeout=300)
 
     out, errors = tried(config("loader"))
     files = [str(tmp_path / "own_rows.py")]

@@ -208,6 +208,7 @@ def test_a_text_that_the_reference_refuses_proves_nothing(reference: Fast) -> No
     assert proof_of(picky, engine).refused == {}
 
 
+@pytest.mark.usefixtures("_few")
 def test_a_hard_case_that_the_reference_refuses_is_not_counted(
     reference: Fast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
