@@ -119,9 +119,7 @@ def test_two_ranks_agree_on_minutes_copy_their_shares_and_fail_together(tmp_path
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
     ranks = [
         context.Process(
-            target=serve,
-            args=(number, port, None if number else place, str(tmp_path), pipes[number][1]),
-            daemon=True,
+            target=serve, args=(number, port, None if number else place, str(tmp_path), pipes[number][1]), daemon=True
         )
         for number in range(2)
     ]

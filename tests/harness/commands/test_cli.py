@@ -249,17 +249,14 @@ def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Pat
     assert "fast against slow" in (tmp_path / "summary.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "report {}",
-        "trace {} --run none/0",  # refused once the study is read, as it serves until Ctrl-C
-        "whatif {} --set tokenize=0 --json",
-        "compare {} {} --json",
-        pytest.param("baseline save {} --baselines kept", marks=pytest.mark.slow),  # asks git
-        "baseline check {} --baselines nowhere",
-    ],
-)
+@pytest.mark.parametrize("words", [
+    "report {}",
+    "trace {} --run none/0",  # refused once the study is read, as it serves until Ctrl-C
+    "whatif {} --set tokenize=0 --json",
+    "compare {} {} --json",
+    pytest.param("baseline save {} --baselines kept", marks=pytest.mark.slow),  # asks git
+    "baseline check {} --baselines nowhere",
+])  # fmt: skip
 def test_the_folder_of_a_scenario_is_its_newest_study(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,18 +187,15 @@ def test_a_port_is_a_port(study, port):
         trace.trace(arguments(study, port=port), [])
 
 
-@pytest.mark.parametrize(
-    ("environment", "platform", "expected"),
-    [
-        ({}, "linux", False),
-        ({"DISPLAY": ":0"}, "linux", True),
-        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
-        ({"SSH_CONNECTION": "1"}, "linux", False),
-        ({"SSH_CONNECTION": "1", "DISPLAY": "localhost:10.0"}, "linux", True),
-        ({}, "darwin", True),
-        ({"SSH_CONNECTION": "1"}, "darwin", False),
-    ],
-)
+@pytest.mark.parametrize(("environment", "platform", "expected"), [
+    ({}, "linux", False),
+    ({"DISPLAY": ":0"}, "linux", True),
+    ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+    ({"SSH_CONNECTION": "1"}, "linux", False),
+    ({"SSH_CONNECTION": "1", "DISPLAY": "localhost:10.0"}, "linux", True),
+    ({}, "darwin", True),
+    ({"SSH_CONNECTION": "1"}, "darwin", False),
+])  # fmt: skip
 def test_a_browser_is_opened_where_it_would_be_seen(environment, platform, expected):
     assert trace.has_browser(environment, platform) is expected
 

@@ -157,18 +157,15 @@ def test_a_study_without_a_device_queue_is_answered_too(tmp_path: Path, capsys: 
         assert "step waits for" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--arm", "base", "--set", "tokenise=0"], "unknown key 'tokenise'; did you mean 'tokenize'?"),
-        (["--arm", "basis", "--set", "tokenize=0"], "no such arm; did you mean 'base'? arms: base, "),
-        (["--set", "tokenize=0"], "give --arm NAME; arms: base, fast, two"),
-        (["--arm", "base"], "nothing to change"),
-        (["--arm", "base", "--sweep", "device=1x"], "at least 2 different values"),
-        (["--arm", "base", "--set", "tokenize=0", "--out", "x"], "--out needs --sweep"),
-        (["--arm", "base", "--sweep", "device=1x,2x", "--out", "/dev/null"], "--out /dev/null: cannot write there"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--arm", "base", "--set", "tokenise=0"], "unknown key 'tokenise'; did you mean 'tokenize'?"),
+    (["--arm", "basis", "--set", "tokenize=0"], "no such arm; did you mean 'base'? arms: base, "),
+    (["--set", "tokenize=0"], "give --arm NAME; arms: base, fast, two"),
+    (["--arm", "base"], "nothing to change"),
+    (["--arm", "base", "--sweep", "device=1x"], "at least 2 different values"),
+    (["--arm", "base", "--set", "tokenize=0", "--out", "x"], "--out needs --sweep"),
+    (["--arm", "base", "--sweep", "device=1x,2x", "--out", "/dev/null"], "--out /dev/null: cannot write there"),
+])  # fmt: skip
 def test_wrong_input_is_one_line_and_exit_2(
     study: StudyFolder, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:

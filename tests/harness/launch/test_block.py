@@ -53,18 +53,15 @@ def test_a_base_and_its_control_have_fork_servers_of_their_own(servers: block._F
     assert servers.of(process(base, "a-a")) is mine[1]
 
 
-@pytest.mark.parametrize(
-    ("steps", "accumulation", "expected"),
-    [
-        (1, 1, Repetitions(1, 5, 1)),
-        (MAX_PLANNED_BATCHES, 1, Repetitions(1, 5, MAX_PLANNED_BATCHES)),
-        (MAX_PLANNED_BATCHES + 1, 1, Repetitions(2, 5, MAX_PLANNED_BATCHES // 2 + 1)),
-        (MAX_PLANNED_BATCHES, 8, Repetitions(8, 5, MAX_PLANNED_BATCHES // 8)),
-        (10, 2 * MAX_PLANNED_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
-        (100, MAX_PLANNED_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
-        (7, MAX_PLANNED_BATCHES // 5, Repetitions(2, 5, 4)),
-    ],
-)
+@pytest.mark.parametrize(("steps", "accumulation", "expected"), [
+    (1, 1, Repetitions(1, 5, 1)),
+    (MAX_PLANNED_BATCHES, 1, Repetitions(1, 5, MAX_PLANNED_BATCHES)),
+    (MAX_PLANNED_BATCHES + 1, 1, Repetitions(2, 5, MAX_PLANNED_BATCHES // 2 + 1)),
+    (MAX_PLANNED_BATCHES, 8, Repetitions(8, 5, MAX_PLANNED_BATCHES // 8)),
+    (10, 2 * MAX_PLANNED_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
+    (100, MAX_PLANNED_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
+    (7, MAX_PLANNED_BATCHES // 5, Repetitions(2, 5, 4)),
+])  # fmt: skip
 def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
     steps: int, accumulation: int, expected: Repetitions
 ) -> None:

@@ -106,16 +106,13 @@ def test_the_first_run_of_an_arm_may_have_one_unless_it_is_declared_otherwise() 
     assert RunProbes.from_json(probes.to_json()) == probes
 
 
-@pytest.mark.parametrize(
-    ("launch_us", "kind", "taken"),
-    [
-        (200.0, "real", CLOSING_WARMUP + CLOSING_STEPS),
-        (200.0, "emulated", 0),  # it tells what it did
-        (0.0, "real", 0),  # each phase is one launch: nothing is open
-        (200.0, "fails", 1),  # within the window
-        (200.0, "evaluated", 0),  # its last pass comes after as many steps as that of other runs
-    ],
-)
+@pytest.mark.parametrize(("launch_us", "kind", "taken"), [
+    (200.0, "real", CLOSING_WARMUP + CLOSING_STEPS),
+    (200.0, "emulated", 0),  # it tells what it did
+    (0.0, "real", 0),  # each phase is one launch: nothing is open
+    (200.0, "fails", 1),  # within the window
+    (200.0, "evaluated", 0),  # its last pass comes after as many steps as that of other runs
+])  # fmt: skip
 def test_the_steps_of_the_window_are_not_measured(
     launch_us: float, kind: str, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

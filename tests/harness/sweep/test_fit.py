@@ -279,18 +279,15 @@ def test_a_cliff_next_to_the_optimum_does_not_move_it() -> None:
     assert found.points == 4
 
 
-@pytest.mark.parametrize(
-    ("losses", "reason"),
-    [
-        ([], "too-few"),
-        ([5.0], "too-few"),
-        ([5.0, 4.9, 5.1], "too-few"),
-        ([math.nan] * 6, "too-few"),
-        ([5.0, 4.0, math.inf, math.nan, 4.5], "too-few"),
-        ([5.0] * 6, "flat"),
-        ([5.0, 5.2, 5.3, 5.2, 5.0], "not-convex"),
-    ],
-)
+@pytest.mark.parametrize(("losses", "reason"), [
+    ([], "too-few"),
+    ([5.0], "too-few"),
+    ([5.0, 4.9, 5.1], "too-few"),
+    ([math.nan] * 6, "too-few"),
+    ([5.0, 4.0, math.inf, math.nan, 4.5], "too-few"),
+    ([5.0] * 6, "flat"),
+    ([5.0, 5.2, 5.3, 5.2, 5.0], "not-convex"),
+])  # fmt: skip
 def test_what_has_no_optimum_is_refused(losses: list[float], reason: str) -> None:
     found = fit_optimum(GRID[: len(losses)], losses)
     assert isinstance(found, NoOptimum)
@@ -305,10 +302,7 @@ def test_wrong_input_is_an_error() -> None:
 
 
 rates_and_losses = st.lists(
-    st.tuples(
-        st.floats(1e-12, 1e6),
-        st.one_of(st.none(), st.floats(), st.floats(0, 20), st.integers(0, 3).map(float)),
-    ),
+    st.tuples(st.floats(1e-12, 1e6), st.one_of(st.none(), st.floats(), st.floats(0, 20), st.integers(0, 3).map(float))),
     max_size=14,
 )
 
