@@ -19,16 +19,9 @@ from trainer.errors import InputError
 
 TINY = {"preset": "gpt2-tiny", "layers": 3, "width": 32, "vocab_size": 64}
 QWEN = {
-    "config": {
-        "model_type": "qwen2",
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "vocab_size": 64,
-    }
-}
+    "config": {"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64},
+}  # fmt: skip
 MASKED = {**TINY, "preset": "distilbert", "heads": 4}
 
 
