@@ -134,7 +134,7 @@ class ForkServers:
     @contextlib.contextmanager
     def shared(self, cold: bool = False) -> Iterator[None]:
         """Meanwhile the blocks that this process runs share them. ``cold``: new ones start as a user's do."""
-        warmly = SimpleNamespace(Popen=warm.Popen, TimeoutExpired=subprocess.TimeoutExpired)
+        warmly = SimpleNamespace(Popen=warm.Popen, TimeoutExpired=subprocess.TimeoutExpired, PIPE=subprocess.PIPE)
         with (
             mock.patch("harness.launch.block.ForkServer", functools.partial(self._of, cold=cold)),
             mock.patch("harness.sweep.trial_run.ForkServer", functools.partial(self._of, cold=cold)),

@@ -21,15 +21,7 @@ from safetensors.torch import load_file
 from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.test_loop import Losses
 from trainer import checkpoint_folder, telemetry
-from trainer.checkpoint import (
-    RandomStates,
-    Saver,
-    check_identity,
-    identity,
-    in_host_memory,
-    load,
-    parts_of,
-)
+from trainer.checkpoint import RandomStates, Saver, check_identity, identity, in_host_memory, load, parts_of
 from trainer.checkpoint_folder import WholeState
 from trainer.compute.build import build_compute
 from trainer.config import CheckpointConfig, TrainerConfig
@@ -201,10 +193,7 @@ def test_transformers_reads_the_weights(make: Callable[..., TrainerConfig], tmp_
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "about", "about gone"])
 @pytest.mark.parametrize("file", ["model.safetensors", "state.pt"])
 def test_a_damaged_one_is_left_out_in_a_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: str,
-    file: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str, file: str
 ) -> None:
     model = torch.nn.Linear(3, 2)
     saver = Saver(CheckpointConfig(every_steps=1, asynchronous=False), tmp_path, {"model": model}, dict, WholeState())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import resource
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from tests.trainer.rank_processes import rank_context
 from trainer import telemetry
 from trainer.checkpoint import in_host_memory
 from trainer.checkpoint_ranks import RanksSaver, make_saver
@@ -115,13 +115,11 @@ class _Shares:
 def test_two_ranks_agree_on_minutes_copy_their_shares_and_fail_together(tmp_path: Path) -> None:
     place = meeting_place()
     port = place.getsockname()[1]
-    spawn = multiprocessing.get_context("spawn")
-    pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
+    context = rank_context()
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
     ranks = [
-        spawn.Process(
-            target=serve,
-            args=(number, port, None if number else place, str(tmp_path), pipes[number][1]),
-            daemon=True,
+        context.Process(
+            target=serve, args=(number, port, None if number else place, str(tmp_path), pipes[number][1]), daemon=True
         )
         for number in range(2)
     ]

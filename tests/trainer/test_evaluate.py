@@ -275,14 +275,11 @@ def test_what_cannot_be_evaluated_is_refused(corpus: Path) -> None:
     assert "one of fraction, documents, corpus, source" in wrong(corpus, evaluation={"fraction": 0.1, "documents": 3})
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"fraction": 1e-6}, "holds out none"),
-        ({"fraction": 0.9999999}, "leaves none"),
-        ({"documents": len(TEXTS)}, "evaluation.documents: 120 of the corpus' 120; give fewer"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"fraction": 1e-6}, "holds out none"),
+    ({"fraction": 0.9999999}, "leaves none"),
+    ({"documents": len(TEXTS)}, "evaluation.documents: 120 of the corpus' 120; give fewer"),
+])  # fmt: skip
 def test_a_split_with_an_empty_side_is_refused(corpus: Path, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         prepare(configured(corpus).data, evaluation=EvaluationConfig.model_validate(asked))

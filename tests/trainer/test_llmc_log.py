@@ -61,20 +61,17 @@ def test_a_cut_log_has_no_wrong_value(cut: int, tmp_path_factory: pytest.TempPat
     assert log.training == full.training[: len(log.training)]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no step in it"),
-        ("s:0 gpu:3\n", "no step in it"),
-        ("step,tokens,loss\n0,1,2\n", "main.log:1: not a line of llm.c's main.log: 'step,tokens,loss'"),
-        (LOG + "s:x trl:1\n", "main.log:5: not a line"),
-        (LOG + "s:3\n", "main.log:5: not a line"),
-        (LOG + "s:-3 trl:1\n", "main.log:5: not a line"),
-        (LOG + f"s:{2**31} trl:1\n", "main.log:5: not a line"),
-        (LOG + "s:3 trl\n", "main.log:5: not a line"),
-        ("x" * 10_000_000 + "\n", "main.log:1: not a line"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "no step in it"),
+    ("s:0 gpu:3\n", "no step in it"),
+    ("step,tokens,loss\n0,1,2\n", "main.log:1: not a line of llm.c's main.log: 'step,tokens,loss'"),
+    (LOG + "s:x trl:1\n", "main.log:5: not a line"),
+    (LOG + "s:3\n", "main.log:5: not a line"),
+    (LOG + "s:-3 trl:1\n", "main.log:5: not a line"),
+    (LOG + f"s:{2**31} trl:1\n", "main.log:5: not a line"),
+    (LOG + "s:3 trl\n", "main.log:5: not a line"),
+    ("x" * 10_000_000 + "\n", "main.log:1: not a line"),
+])  # fmt: skip
 def test_another_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read_log(written(tmp_path, text))

@@ -97,10 +97,7 @@ def test_acc_and_acc_norm_are_those_of_lm_evaluation_harness(
             {
                 **TASK,
                 **(PLAIN if prompt == "ctx" else raw()),
-                "dataset_kwargs": {
-                    "data_files": {"validation": str(FILE)},
-                    "cache_dir": str(tmp_path / "datasets"),
-                },
+                "dataset_kwargs": {"data_files": {"validation": str(FILE)}, "cache_dir": str(tmp_path / "datasets")},
             }
         ],
         bootstrap_iters=0,

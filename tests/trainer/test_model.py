@@ -64,16 +64,13 @@ def test_every_preset_resolves() -> None:
         assert resolve_shape(ModelConfig.model_validate({"preset": preset}), 300, 128).layers >= 4
 
 
-@pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        ({"width": 130}, "model.width: 130 is not a multiple of model.heads (4)"),
-        ({"preset": "llama-tiny", "kv_heads": 3}, "model.kv_heads: 3 does not divide model.heads (4)"),
-        ({"kv_heads": 2}, "model.kv_heads: gpt2 has as many key-value heads"),
-        ({"vocab_size": 999}, "model.vocab_size: 999 is smaller than the tokenizer's vocabulary"),
-        ({"preset": "llama-tiny", "width": 36, "heads": 4}, "rotary embeddings need an even head size"),
-    ],
-)
+@pytest.mark.parametrize(("config", "line"), [
+    ({"width": 130}, "model.width: 130 is not a multiple of model.heads (4)"),
+    ({"preset": "llama-tiny", "kv_heads": 3}, "model.kv_heads: 3 does not divide model.heads (4)"),
+    ({"kv_heads": 2}, "model.kv_heads: gpt2 has as many key-value heads"),
+    ({"vocab_size": 999}, "model.vocab_size: 999 is smaller than the tokenizer's vocabulary"),
+    ({"preset": "llama-tiny", "width": 36, "heads": 4}, "rotary embeddings need an even head size"),
+])  # fmt: skip
 def test_wrong_shapes_are_refused_in_one_line(config: dict[str, object], line: str) -> None:
     with pytest.raises(InputError, match=r"^[^\n]*$") as caught:
         resolve_shape(ModelConfig.model_validate(config), tokenizer_vocab_size=1000, sequence_length=64)

@@ -81,14 +81,11 @@ def test_what_no_formula_counts_is_counted_on_the_model() -> None:
     assert parameters(shape) == sum(one.numel() for one in build_from_files(files, config).parameters())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 96},
-        {"model_type": "mixtral", **SIZES, "num_key_value_heads": 2, "num_local_experts": 2, "vocab_size": 96},
-        {"model_type": "albert", **SIZES, "embedding_size": 16, "vocab_size": 96},
-    ],
-)
+@pytest.mark.parametrize("content", [
+    {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 96},
+    {"model_type": "mixtral", **SIZES, "num_key_value_heads": 2, "num_local_experts": 2, "vocab_size": 96},
+    {"model_type": "albert", **SIZES, "embedding_size": 16, "vocab_size": 96},
+])  # fmt: skip
 def test_of_states_experts_and_shared_layers_nobody_knows_the_cost(content: dict[str, Any]) -> None:
     asked = {"config": content}
     assert shape_of(ModelConfig.model_validate(asked), 96, 16) is None
@@ -137,26 +134,20 @@ def write(folder: Path, content: object, weights: bool = False) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ("{", "model.config: {}: config.json is not readable JSON"),
-        ([], "model.config: {}: no model_type in it"),
-        ({"vocab_size": 3}, "model.config: {}: no model_type in it"),
-        ({"model_type": "nope"}, "model.config: {}: transformers cannot build this model: Unrecognized model identif"),
-        ({"model_type": "t5"}, "model.config: {}: transformers cannot build this model: Unrecognized configuration"),
-        ({"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}, "model.config: {} names code of its own"),
-        ({"model_type": "gpt2", "n_layer": 0}, "model.config: {}: n_layer: 0; allowed: a whole number of at least 1"),
-        ({"model_type": "gpt2", "n_layer": "two"}, "model.config: {}: n_layer: 'two'; allowed: a whole number"),
-        ({"model_type": "gpt2", "vocab_size": 90}, "model.config: {} has 90 token ids, fewer than the tokenizer (96)"),
-        ({"model_type": "gpt2", "n_positions": 8}, "data.sequence_length: 16, but model.config: {} has 8 positions"),
-        (
-            {"model_type": "bert", **SIZES, "num_hidden_layers": 10**9},
-            "model.config: {}: num_hidden_layers: 1000000000;",
-        ),
-        ({"model_type": "bert", **SIZES, "hidden_size": 33}, "model.config: {}: transformers cannot build this model"),
-    ],
-)
+@pytest.mark.parametrize(("content", "line"), [
+    ("{", "model.config: {}: config.json is not readable JSON"),
+    ([], "model.config: {}: no model_type in it"),
+    ({"vocab_size": 3}, "model.config: {}: no model_type in it"),
+    ({"model_type": "nope"}, "model.config: {}: transformers cannot build this model: Unrecognized model identif"),
+    ({"model_type": "t5"}, "model.config: {}: transformers cannot build this model: Unrecognized configuration"),
+    ({"model_type": "llama", "auto_map": {"AutoModel": "evil.Model"}}, "model.config: {} names code of its own"),
+    ({"model_type": "gpt2", "n_layer": 0}, "model.config: {}: n_layer: 0; allowed: a whole number of at least 1"),
+    ({"model_type": "gpt2", "n_layer": "two"}, "model.config: {}: n_layer: 'two'; allowed: a whole number"),
+    ({"model_type": "gpt2", "vocab_size": 90}, "model.config: {} has 90 token ids, fewer than the tokenizer (96)"),
+    ({"model_type": "gpt2", "n_positions": 8}, "data.sequence_length: 16, but model.config: {} has 8 positions"),
+    ({"model_type": "bert", **SIZES, "num_hidden_layers": 10**9}, "model.config: {}: num_hidden_layers: 1000000000;"),
+    ({"model_type": "bert", **SIZES, "hidden_size": 33}, "model.config: {}: transformers cannot build this model"),
+])  # fmt: skip
 def test_a_config_that_cannot_work_is_one_line(tmp_path: Path, content: object, line: str) -> None:
     folder = write(tmp_path, content)
     with pytest.raises(InputError, match=r"^[^\n]*$") as caught:
@@ -164,13 +155,10 @@ def test_a_config_that_cannot_work_is_one_line(tmp_path: Path, content: object, 
     assert str(caught.value).startswith(line.format(folder))
 
 
-@pytest.mark.parametrize(
-    ("key", "line"),
-    [
-        ("config", "model.config: no file {}/config.json"),
-        ("pretrained", "model.pretrained: no file {}/config.json"),
-    ],
-)
+@pytest.mark.parametrize(("key", "line"), [
+    ("config", "model.config: no file {}/config.json"),
+    ("pretrained", "model.pretrained: no file {}/config.json"),
+])  # fmt: skip
 def test_a_folder_without_a_config_is_one_line(tmp_path: Path, key: str, line: str) -> None:
     with pytest.raises(InputError) as caught:
         model_files(ModelConfig.model_validate({key: str(tmp_path)}))
@@ -188,17 +176,14 @@ def test_pickled_and_broken_weights_are_one_line(tmp_path: Path) -> None:
         build_compute(trainer({"pretrained": folder}), 96)
 
 
-@pytest.mark.parametrize(
-    ("model", "line"),
-    [
-        ({"preset": "gpt2-tiny", "config": "x"}, "preset and config given; give exactly one of"),
-        ({"config": "x", "pretrained": "y"}, "config and pretrained given"),
-        ({"preset": None}, "none given"),
-        ({"preset": "llama-tiny", "factory": "a:b"}, "preset and factory given"),
-        ({"config": "x", "layers": 2}, "config defines the model; layers are only for a preset"),
-        ({"pretrained": "x", "vocab_size": 20}, "pretrained weights have the vocabulary of their config.json"),
-    ],
-)
+@pytest.mark.parametrize(("model", "line"), [
+    ({"preset": "gpt2-tiny", "config": "x"}, "preset and config given; give exactly one of"),
+    ({"config": "x", "pretrained": "y"}, "config and pretrained given"),
+    ({"preset": None}, "none given"),
+    ({"preset": "llama-tiny", "factory": "a:b"}, "preset and factory given"),
+    ({"config": "x", "layers": 2}, "config defines the model; layers are only for a preset"),
+    ({"pretrained": "x", "vocab_size": 20}, "pretrained weights have the vocabulary of their config.json"),
+])  # fmt: skip
 def test_exactly_one_way_to_a_model(model: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         ModelConfig.model_validate(model)
@@ -212,16 +197,13 @@ def test_what_a_study_recorded_of_a_factory_still_opens() -> None:
     assert ModelConfig.model_validate(files.model_dump()) == files
 
 
-@pytest.mark.parametrize(
-    ("model", "line"),
-    [
-        ({"preset": "gpt2-tiny", "objective": "masked"}, "model.objective: masked, but gpt2 is a causal model"),
-        ({"preset": "distilbert", "objective": "causal"}, "model.objective: causal, but distilbert is a masked model"),
-        ({"config": {"model_type": "llama"}, "objective": "masked"}, "but a llama is a causal model (llama)"),
-        ({"config": {"model_type": "bert"}, "objective": "causal"}, "or is_decoder: true in its config"),
-        ({"config": {"model_type": "distilbert"}, "objective": "causal"}, "is a masked model (distilbert); allowed: m"),
-    ],
-)
+@pytest.mark.parametrize(("model", "line"), [
+    ({"preset": "gpt2-tiny", "objective": "masked"}, "model.objective: masked, but gpt2 is a causal model"),
+    ({"preset": "distilbert", "objective": "causal"}, "model.objective: causal, but distilbert is a masked model"),
+    ({"config": {"model_type": "llama"}, "objective": "masked"}, "but a llama is a causal model (llama)"),
+    ({"config": {"model_type": "bert"}, "objective": "causal"}, "or is_decoder: true in its config"),
+    ({"config": {"model_type": "distilbert"}, "objective": "causal"}, "is a masked model (distilbert); allowed: m"),
+])  # fmt: skip
 def test_an_objective_that_the_model_cannot_have(model: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError) as caught:
         objective_of(ModelConfig.model_validate(model))

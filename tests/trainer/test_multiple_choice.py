@@ -216,30 +216,27 @@ def test_a_context_that_is_too_long_loses_its_beginning(prepared: Prepared) -> N
 LINE = {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 1}
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([{**LINE, "endings": ["a", "b", "c"]}], "questions.jsonl:1: endings: 3 of them; allowed: 4"),
-        ([LINE, {"ctx": "A man", "label": 0}], "questions.jsonl:2: endings: missing; allowed: 4"),
-        ([{**LINE, "endings": "abcd"}], "questions.jsonl:1: endings: not a list; allowed: 4"),
-        ([{**LINE, "endings": ["a", "b", "c", 4]}], r"1: endings: number 3 \(from 0\) is 4; allowed: text"),
-        ([{**LINE, "endings": ["a", "b", " ", "d"]}], r"1: endings: number 2 \(from 0\) is ' '; allowed: text"),
-        ([{**LINE, "label": 4}], "questions.jsonl:1: label: 4; allowed: 0 to 3"),
-        ([{**LINE, "label": -1}], "label: -1; allowed"),
-        ([{**LINE, "label": ""}], "label: ''; allowed"),
-        ([{**LINE, "label": True}], "label: True; allowed"),
-        ([{**LINE, "label": 10**30}], "label: 1000"),
-        ([{**LINE, "ctx": ""}], "1: ctx: empty"),
-        ([{**LINE, "ctx": 7}], "1: ctx: 7; allowed: text"),
-        ([{"endings": LINE["endings"], "label": 0}], "1: activity_label: missing; allowed: text"),
-        ([[1, 2]], "1: no object"),
-        (["\n", "\n"], "holds no question"),
-        ([], "holds no question"),
-        ([b"{not json"], "1: no JSON"),
-        ([b"\xff\xfe{}"], "1: no JSON"),
-        ([b"x" * (1 << 21)], "1: longer than 1 MiB"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    ([{**LINE, "endings": ["a", "b", "c"]}], "questions.jsonl:1: endings: 3 of them; allowed: 4"),
+    ([LINE, {"ctx": "A man", "label": 0}], "questions.jsonl:2: endings: missing; allowed: 4"),
+    ([{**LINE, "endings": "abcd"}], "questions.jsonl:1: endings: not a list; allowed: 4"),
+    ([{**LINE, "endings": ["a", "b", "c", 4]}], r"1: endings: number 3 \(from 0\) is 4; allowed: text"),
+    ([{**LINE, "endings": ["a", "b", " ", "d"]}], r"1: endings: number 2 \(from 0\) is ' '; allowed: text"),
+    ([{**LINE, "label": 4}], "questions.jsonl:1: label: 4; allowed: 0 to 3"),
+    ([{**LINE, "label": -1}], "label: -1; allowed"),
+    ([{**LINE, "label": ""}], "label: ''; allowed"),
+    ([{**LINE, "label": True}], "label: True; allowed"),
+    ([{**LINE, "label": 10**30}], "label: 1000"),
+    ([{**LINE, "ctx": ""}], "1: ctx: empty"),
+    ([{**LINE, "ctx": 7}], "1: ctx: 7; allowed: text"),
+    ([{"endings": LINE["endings"], "label": 0}], "1: activity_label: missing; allowed: text"),
+    ([[1, 2]], "1: no object"),
+    (["\n", "\n"], "holds no question"),
+    ([], "holds no question"),
+    ([b"{not json"], "1: no JSON"),
+    ([b"\xff\xfe{}"], "1: no JSON"),
+    ([b"x" * (1 << 21)], "1: longer than 1 MiB"),
+])  # fmt: skip
 def test_a_file_that_is_none_is_refused_in_one_line(
     prepared: Prepared, tmp_path: Path, lines: list[Any], message: str
 ) -> None:

@@ -42,20 +42,13 @@ def test_the_default_is_warmup_then_constant() -> None:
     assert ours() == [0.2, 0.4, 0.6, 0.8, *[1.0] * TOTAL, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "reference"),
-    [
-        ({"schedule": "linear"}, lambda: theirs(get_linear_schedule_with_warmup)),
-        (
-            {"schedule": "cosine", "final_fraction": 0.1},
-            lambda: theirs(get_cosine_with_min_lr_schedule_with_warmup, min_lr_rate=0.1),
-        ),
-        (
-            {"schedule": "wsd", "final_fraction": 0.1, "decay_fraction": 0.25},
-            lambda: theirs(get_wsd_schedule, num_decay_steps=10, decay_type="linear", min_lr_ratio=0.1),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "reference"), [
+    ({"schedule": "linear"}, lambda: theirs(get_linear_schedule_with_warmup)),
+    ({"schedule": "cosine", "final_fraction": 0.1}, lambda: theirs(get_cosine_with_min_lr_schedule_with_warmup,
+     min_lr_rate=0.1)),
+    ({"schedule": "wsd", "final_fraction": 0.1, "decay_fraction": 0.25}, lambda: theirs(get_wsd_schedule,
+     num_decay_steps=10, decay_type="linear", min_lr_ratio=0.1)),
+])  # fmt: skip
 def test_after_the_warmup_it_is_that_of_transformers(optimizer: dict[str, Any], reference: Any) -> None:
     """Up to the last step: theirs of a cosine rises again beyond it."""
     found = ours(**optimizer)

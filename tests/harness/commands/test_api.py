@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness.commands.api import LoadedStudy
 from harness.show.build import build_report
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
@@ -21,8 +22,13 @@ from trainer.errors import InputError
 QUICKSTART = ROOT / "results" / "reference" / "quickstart"
 
 
-def test_the_verdicts_are_those_of_the_report() -> None:
-    found = harness.load(QUICKSTART).verdicts
+@pytest.fixture(scope="module")
+def quickstart() -> LoadedStudy:
+    return harness.load(QUICKSTART)
+
+
+def test_the_verdicts_are_those_of_the_report(quickstart: LoadedStudy) -> None:
+    found = quickstart.verdicts
     said = json.loads((QUICKSTART / "summary.json").read_text())["comparisons"]
     assert [(one.baseline, one.candidate, one.verdict) for one in found] == [
         (one["baseline"], one["candidate"], one["verdict"]) for one in said
@@ -30,8 +36,8 @@ def test_the_verdicts_are_those_of_the_report() -> None:
     assert found[0].ratio == pytest.approx(said[0]["measured_ratio"]["median"])
 
 
-def test_the_ledger_is_that_of_the_report_for_every_arm_and_control() -> None:
-    found = {one.arm: one for one in harness.load(QUICKSTART).ledger}
+def test_the_ledger_is_that_of_the_report_for_every_arm_and_control(quickstart: LoadedStudy) -> None:
+    found = {one.arm: one for one in quickstart.ledger}
     arms = json.loads((QUICKSTART / "summary.json").read_text())["arms"]
     assert set(found) == set(arms)
     for name, arm in arms.items():
@@ -82,9 +88,9 @@ def test_a_notebook_shows_the_first_screen_of_a_study_of_one_program(tmp_path: P
     assert line in " ".join(page.text.split())
 
 
-def test_a_notebook_shows_every_comparison() -> None:
+def test_a_notebook_shows_every_comparison(quickstart: LoadedStudy) -> None:
     page = Reader()
-    page.feed(harness.load(QUICKSTART)._repr_html_())
+    page.feed(quickstart._repr_html_())
     summary = json.loads((QUICKSTART / "summary.json").read_text())
     assert all(one["headline"] in page.text for one in summary["comparisons"])
     assert page.seen >= {"table", "th", "td"}
@@ -98,8 +104,8 @@ def test_the_folder_of_a_scenario_is_its_newest_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["steps", "spans", "samples"])
-def test_a_table_of_all_runs_says_of_which_each_row_is(name: str) -> None:
-    table = harness.load(QUICKSTART).table(name)  # type: ignore[arg-type]
+def test_a_table_of_all_runs_says_of_which_each_row_is(name: str, quickstart: LoadedStudy) -> None:
+    table = quickstart.table(name)  # type: ignore[arg-type]
     assert table.column_names[:2] == ["arm", "block"]
     rows = {
         (run.record.arm, run.record.block): len(getattr(run, name))

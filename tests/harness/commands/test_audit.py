@@ -63,15 +63,12 @@ def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["traffic"]["passes"] == 21
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("title: [", "not valid YAML"),
-        ("title: t\nsource: s\n", "rows: this key is required"),
-        ("title: t\nsource: s\nrows: [{name: a, tflops: x}]\n", "rows[0].tflops: 'x' is not a figure; allowed:"),
-        ("title: t\nsource: s\nrows: [{name: a, flops: 1}]\n", "rows[0].flops: unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("title: [", "not valid YAML"),
+    ("title: t\nsource: s\n", "rows: this key is required"),
+    ("title: t\nsource: s\nrows: [{name: a, tflops: x}]\n", "rows[0].tflops: 'x' is not a figure; allowed:"),
+    ("title: t\nsource: s\nrows: [{name: a, flops: 1}]\n", "rows[0].flops: unknown key"),
+])  # fmt: skip
 def test_a_broken_file_is_one_line(tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)

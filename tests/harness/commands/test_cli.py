@@ -63,10 +63,36 @@ def test_two_dashes_are_no_value() -> None:
     assert refused("compare", "a", "b", "--undecided-exit=--") == "--undecided-exit: '--' is not a value"
 
 
+HELP = """
+import json, os, sys
+from harness.cli import main
+with open("/dev/null", "w") as sys.stdout:
+    for words in json.loads(sys.argv[1]):
+        if os.fork() == 0:
+            try:
+                main(words)
+            except SystemExit as done:
+                print(json.dumps([words, done.code, list(sys.modules)]), file=sys.stderr, flush=True)
+            os._exit(0)
+        os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def help_modules() -> dict[str, set[str]]:
+    """Every module that is imported when a help text was printed; by the words before ``--help``."""
+    asked = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+    words = [sys.executable, "-c", HELP, json.dumps(asked)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(words, code) for words, code, _ in found] == [(words, 0) for words in asked]
+    return {words[0]: set(modules) for words, _, modules in found}
+
+
 @pytest.mark.slow
-def test_help_waits_for_no_command() -> None:
-    for words in (["--help"], ["--version"]):
-        modules = modules_after(words)
+def test_help_waits_for_no_command(help_modules: dict[str, set[str]]) -> None:
+    for word in ("--help", "--version"):
+        modules = help_modules[word]
         assert "argparse" in modules
         assert not tops(modules) & NOT_FOR_HELP
         assert not modules & {module_of(name) for name in COMMANDS}
@@ -78,8 +104,8 @@ def module_of(command: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
-    modules = modules_after([name, "--help"])
+def test_the_help_of_a_command_imports_nothing_heavy(name: str, help_modules: dict[str, set[str]]) -> None:
+    modules = help_modules[name]
     assert module_of(name) in modules
     assert not tops(modules) & NOT_FOR_HELP
     shared = {"baseline": {"compare"}, "run": {"report"}}  # what prints alike
@@ -138,19 +164,8 @@ def test_the_help_of_every_value_names_it_and_says_what_it_is() -> None:
 
 
 def test_plan() -> None:
-    done = harness(
-        *(
-            "run",
-            "scenarios/quickstart.yaml",
-            "--plan",
-            "--repeats",
-            "2",
-            "--arm",
-            "text-*",
-            "--set",
-            "data.batch_size=3",
-        )
-    )
+    words = "run scenarios/quickstart.yaml --plan --repeats 2 --arm text-* --set data.batch_size=3"
+    done = harness(*words.split())
     assert done.returncode == 0, done.stderr
     *table, counts, _duration = done.stdout.splitlines()
     assert counts == "8 runs: 2 blocks x 4 (1 arm, 3 controls); 0 comparisons"
@@ -179,12 +194,8 @@ def test_the_committed_schema_is_the_printed_one() -> None:
     assert done.stdout == (ROOT / "scenarios" / "schema.json").read_text()
     schema = json.loads(done.stdout)
     overrides = schema["$defs"]["Overrides"]["properties"]
-    assert overrides["data.batch_size"] | {"description": ""} == {
-        "type": "integer",
-        "minimum": 1,
-        "maximum": 65536,
-        "description": "",
-    }
+    bounds = {"type": "integer", "minimum": 1, "maximum": 65536}
+    assert overrides["data.batch_size"] | {"description": ""} == bounds | {"description": ""}
     assert {"model", "data.inject", "data.tokenizer.train.vocab_size", "steps"} <= set(overrides)
     scenario, commands = schema["$defs"]["Scenario"], schema["$defs"]["CommandScenario"]
     assert scenario["properties"]["matrix"]["properties"]["data.workers"]["items"] == overrides["data.workers"]
@@ -238,17 +249,14 @@ def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Pat
     assert "fast against slow" in (tmp_path / "summary.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "report {}",
-        "trace {} --run none/0",  # refused once the study is read, as it serves until Ctrl-C
-        "whatif {} --set tokenize=0 --json",
-        "compare {} {} --json",
-        pytest.param("baseline save {} --baselines kept", marks=pytest.mark.slow),  # asks git
-        "baseline check {} --baselines nowhere",
-    ],
-)
+@pytest.mark.parametrize("words", [
+    "report {}",
+    "trace {} --run none/0",  # refused once the study is read, as it serves until Ctrl-C
+    "whatif {} --set tokenize=0 --json",
+    "compare {} {} --json",
+    pytest.param("baseline save {} --baselines kept", marks=pytest.mark.slow),  # asks git
+    "baseline check {} --baselines nowhere",
+])  # fmt: skip
 def test_the_folder_of_a_scenario_is_its_newest_study(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,42 +229,29 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     assert after.spent_s > 40_000
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["cost", "--steps", "0"], "--steps: 0; allowed: 1 to"),
-        (["cost", "--steps", "5", "--study"], "--steps is only for trainings"),
-        (["cost", "--price", "nan"], "--price: nan; allowed: more than 0"),
-        (["cost", "--price", "-1"], "--price: -1; allowed: more than 0"),
-        (["cost", "--round-up", "inf"], "--round-up: inf; allowed: more than 0"),
-        (["cost", "--device-profile", "a100-80gb-pcie"], "it has no price"),
-        (["cost", "--device-profile", "h101"], "unknown device profile 'h101'"),
-        (
-            ["cost", "--arm", "plain", "--set", "resume={llmc: model.bin, step: 60}", "--steps", "60"],
-            "arm plain: resume.step: 60, and its training ends after 60 steps; give more",
-        ),
-        (["cost", "--set", "budget={}"], "limits nothing; give usd, hours or both"),
-        (["cost", "--set", "budget={hours: 0}"], "budget.hours"),
-        (["cost", "--set", "price_usd_per_hour=-2"], "price_usd_per_hour"),
-        (["run", "--budget", "soon"], "--budget 'soon': allowed: a time (6h, 90m, 30s), an amount (20usd), or none"),
-        (["run", "--budget", "0usd"], "--budget '0usd': allowed"),
-        (
-            ["train", "--arm", "plain", "--epochs", "1", "--set", "budget={hours: 1}"],
-            "--epochs: the steps of an epoch are unknown",
-        ),
-        (
-            ["cost", "--set", "evaluation={every_epochs: 1, every_steps: null}"],
-            "evaluation.every_epochs: the steps of an epoch are unknown",
-        ),
-        (
-            [
-                *("train", "--arm", "plain", "--set", "budget={hours: 1}"),
-                *("--set", "checkpoint={every_epochs: 1, every_steps: null}"),
-            ],
-            "checkpoint.every_epochs: the steps of an epoch are unknown",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["cost", "--steps", "0"], "--steps: 0; allowed: 1 to"),
+    (["cost", "--steps", "5", "--study"], "--steps is only for trainings"),
+    (["cost", "--price", "nan"], "--price: nan; allowed: more than 0"),
+    (["cost", "--price", "-1"], "--price: -1; allowed: more than 0"),
+    (["cost", "--round-up", "inf"], "--round-up: inf; allowed: more than 0"),
+    (["cost", "--device-profile", "a100-80gb-pcie"], "it has no price"),
+    (["cost", "--device-profile", "h101"], "unknown device profile 'h101'"),
+    (["cost", "--arm", "plain", "--set", "resume={llmc: model.bin, step: 60}", "--steps", "60"],
+     "arm plain: resume.step: 60, and its training ends after 60 steps; give more"),
+    (["cost", "--set", "budget={}"], "limits nothing; give usd, hours or both"),
+    (["cost", "--set", "budget={hours: 0}"], "budget.hours"),
+    (["cost", "--set", "price_usd_per_hour=-2"], "price_usd_per_hour"),
+    (["run", "--budget", "soon"], "--budget 'soon': allowed: a time (6h, 90m, 30s), an amount (20usd), or none"),
+    (["run", "--budget", "0usd"], "--budget '0usd': allowed"),
+    (["train", "--arm", "plain", "--epochs", "1", "--set", "budget={hours: 1}"],
+     "--epochs: the steps of an epoch are unknown"),
+    (["cost", "--set", "evaluation={every_epochs: 1, every_steps: null}"],
+     "evaluation.every_epochs: the steps of an epoch are unknown"),
+    ([*("train", "--arm", "plain", "--set", "budget={hours: 1}"), *("--set",
+     "checkpoint={every_epochs: 1, every_steps: null}")],
+     "checkpoint.every_epochs: the steps of an epoch are unknown"),
+])  # fmt: skip
 def test_wrong_input_is_one_line(tmp_path: Path, scenario: str, words: list[str], message: str) -> None:
     out = tmp_path / "out"
     assert message in refused(harness(words[0], scenario, *words[1:], "--out", str(out)))
@@ -280,16 +267,13 @@ def test_of_a_training_that_begins_at_a_later_step_the_rest_is_predicted(scenari
     assert short_config(config, trains=True).resume is None  # a study, as the measuring is one, begins at step 0
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        "{}",
-        '{"schema": 1}',
-        '{"schema": 1, "of": "study", "scenario": "x", "measured": [], "work": [{"steps": 1}], "prices": []}',
-        "\0",
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "[]",
+    "{}",
+    '{"schema": 1}',
+    '{"schema": 1, "of": "study", "scenario": "x", "measured": [], "work": [{"steps": 1}], "prices": []}',
+    "\0",
+])  # fmt: skip
 def test_a_damaged_prediction_is_one_line(tmp_path: Path, content: str) -> None:
     from trainer.errors import InputError
 

@@ -214,34 +214,20 @@ def test_the_time_of_flat_tokens_is_of_what_this_process_made(
     assert out_of(*words, *stored)[1] == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("pretokenize",), "data pretokenize: give a scenario, or --corpus and --tokenizer"),
-        (("formats", "--corpus", "x"), "data formats: give a scenario, or --tokenizer"),
-        (("pretokenize", "x.yaml", "--tokenizer", "y"), "data pretokenize: --tokenizer cannot be combined with"),
-        (
-            ("pretokenize", *("--corpus", "x", "--tokenizer", "y"), "--arm", "z"),
-            "data pretokenize: --set and --arm need",
-        ),
-        (
-            ("pretokenize", *("--corpus", "x", "--tokenizer", "bpe:9")),
-            "data.tokenizer.train.vocab_size: Input should be",
-        ),
-        (("pretokenize", "x.yaml", "--workers", "0"), "--workers 0: at least 1"),
-        (("pretokenize", "x.yaml", "--sequence-length", "9"), "--sequence-length: with a scenario use"),
-        (
-            ("pretokenize", *("--corpus", "/no/x", "--tokenizer", "bpe:300")),
-            "data.corpus.path: no /no/x",
-        ),
-        (("export", "x.yaml", "--format", "llmc", "--out", "y", "--shard-tokens", "0"), "--shard-tokens 0: at least 1"),
-        (
-            ("export", "x.yaml", "--format", "nanogpt", "--out", "y", "--validation-share", "1"),
-            "--validation-share 1.0: from 0 to below 1",
-        ),
-        (("export", "x.yaml", "--format", "llmc", "--out", "y", "--name", "a/b"), "--name 'a/b': a file's name"),
-        (("formats", "x.yaml", "--repeats", "0"), "--repeats 0: at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    (("pretokenize",), "data pretokenize: give a scenario, or --corpus and --tokenizer"),
+    (("formats", "--corpus", "x"), "data formats: give a scenario, or --tokenizer"),
+    (("pretokenize", "x.yaml", "--tokenizer", "y"), "data pretokenize: --tokenizer cannot be combined with"),
+    (("pretokenize", *("--corpus", "x", "--tokenizer", "y"), "--arm", "z"), "data pretokenize: --set and --arm need"),
+    (("pretokenize", *("--corpus", "x", "--tokenizer", "bpe:9")), "data.tokenizer.train.vocab_size: Input should be"),
+    (("pretokenize", "x.yaml", "--workers", "0"), "--workers 0: at least 1"),
+    (("pretokenize", "x.yaml", "--sequence-length", "9"), "--sequence-length: with a scenario use"),
+    (("pretokenize", *("--corpus", "/no/x", "--tokenizer", "bpe:300")), "data.corpus.path: no /no/x"),
+    (("export", "x.yaml", "--format", "llmc", "--out", "y", "--shard-tokens", "0"), "--shard-tokens 0: at least 1"),
+    (("export", "x.yaml", "--format", "nanogpt", "--out", "y", "--validation-share", "1"),
+     "--validation-share 1.0: from 0 to below 1"),
+    (("export", "x.yaml", "--format", "llmc", "--out", "y", "--name", "a/b"), "--name 'a/b': a file's name"),
+    (("formats", "x.yaml", "--repeats", "0"), "--repeats 0: at least 1"),
+])  # fmt: skip
 def test_wrong_words_are_one_line(words: tuple[str, ...], line: str) -> None:
     assert refused("data", *words).startswith(line)

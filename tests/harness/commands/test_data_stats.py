@@ -81,15 +81,12 @@ arms:
     assert "Documents repeat" in one.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ((), "give a scenario, or --corpus and --tokenizer"),
-        (("--corpus", "no/such", "--tokenizer", "bpe:300"), "data.corpus.path: no no/such"),
-        (("--corpus", "x", "--tokenizer", "bpe:300", "--sequence-length", "1"), "--sequence-length 1: allowed: 2 to"),
-        (("quickstart", "--corpus", "x"), "--corpus cannot be combined with a scenario"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    ((), "give a scenario, or --corpus and --tokenizer"),
+    (("--corpus", "no/such", "--tokenizer", "bpe:300"), "data.corpus.path: no no/such"),
+    (("--corpus", "x", "--tokenizer", "bpe:300", "--sequence-length", "1"), "--sequence-length 1: allowed: 2 to"),
+    (("quickstart", "--corpus", "x"), "--corpus cannot be combined with a scenario"),
+])  # fmt: skip
 def test_what_is_wrong_is_one_line(words: tuple[str, ...], line: str) -> None:
     assert line in refused("data", "stats", *words)
 

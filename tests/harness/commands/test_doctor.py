@@ -20,6 +20,7 @@ from harness.commands.doctor import COLUMNS, INDENT, conclusion, doctor, lines_o
 from harness.machine.check import IMPORT_FIRST, Check, judge
 from harness.machine.examine import Examination
 from harness.machine.gpu import check_cpu_profile, check_cuda_profiles, figures
+from tests.commands import harness as command
 from trainer.devices.calibrate import Effort, calibrate, cpu_identity, cpu_profile, not_calibrated
 from trainer.devices.profiles import load_profile, profile_names
 from trainer.errors import InputError
@@ -27,24 +28,10 @@ from trainer.errors import InputError
 ROOT = Path(__file__).parents[3]
 TINY = Effort(sizes=(16, 32), copy_bytes=2**16, rounds=3, timeout_s=0)
 NAMES = [
-    *(
-        "python",
-        "packages",
-        "torch",
-        "driver",
-        "nvml",
-        "cuda",
-        "compile",
-        "ptrace",
-        "perf",
-        "cores",
-        "numa",
-        "quota",
-        "threads",
-    ),
-    *("tokenizers", "clock", "frequency", "memory", "swap", "/dev/shm", "open files", "results", "cache", "load"),
-    *("profile", "profiles"),
-]
+    "python", "packages", "torch", "driver", "nvml", "cuda", "compile", "ptrace", "perf", "cores", "numa", "quota",
+    "threads", "tokenizers", "clock", "frequency", "memory", "swap", "/dev/shm", "open files", "results", "cache",
+    "load", "profile", "profiles",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +39,16 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
 
 
-# Importing the real ones, each in a process of its own, takes 4 s of CPU. Two tests examine those.
+# Importing the real ones, each in a process of its own, takes 4 s of CPU. One test examines those.
 LIGHT = {
     "torch": """
+import os
 __version__ = "2.11.0"
 class version: cuda = None
 class cuda: device_count, is_available = staticmethod(lambda: 0), staticmethod(lambda: False)
 class backends:
     class cpu: get_cpu_capability = staticmethod(lambda: "AVX2")
-get_num_threads = lambda: 1
+get_num_threads = lambda: int(os.environ.get("OMP_NUM_THREADS", "7"))
 """,
     "pyarrow/parquet": "",
     **dict.fromkeys(("transformers", "matplotlib", "tokenizers", "sentencepiece"), ""),
@@ -83,8 +71,9 @@ def before(folder: Path, path: str | None) -> str:
 
 
 def harness(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", "doctor", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
+    """Run the command in a process of its own, as a user does."""
+    started = [sys.executable, "-m", "harness", "doctor", *words]
+    return subprocess.run(started, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
 
 
 def named(content: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -117,20 +106,16 @@ def test_one_screen(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_json_and_what_makes_a_run_impossible(tmp_path: Path) -> None:
+def test_json_and_what_makes_a_run_impossible(tmp_path: Path, light: dict[str, str]) -> None:
     """A cache that cannot be made; besides, what the environment alone sets wrong."""
     (tmp_path / "file").write_text("")
-    done = harness(
-        "--json",
-        "--threads",
-        "3",
-        **{
-            "HARNESS_CACHE": str(tmp_path / "file" / "cache"),
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "true",
-            "CXX": str(tmp_path / "no-compiler"),
-        },
-    )
+    wrong = {
+        "HARNESS_CACHE": str(tmp_path / "file" / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "true",
+        "CXX": str(tmp_path / "no-compiler"),
+    }
+    done = harness("--json", "--threads", "3", **light | wrong)
     assert done.stderr == ""
     assert done.returncode == 1
     content = json.loads(done.stdout)
@@ -156,7 +141,7 @@ def test_json_and_what_makes_a_run_impossible(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torch_that_cannot_be_imported_is_a_line_not_a_traceback(tmp_path: Path, light: dict[str, str]) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
-    done = harness("--json", **light | {"PYTHONPATH": before(tmp_path, light["PYTHONPATH"])})
+    done = command("doctor", "--json", **light | {"PYTHONPATH": before(tmp_path, light["PYTHONPATH"])})
     assert done.stderr == ""
     assert done.returncode == 1
     lines = named(json.loads(done.stdout))
@@ -203,8 +188,8 @@ def test_a_terminal_without_colours_where_rich_is_broken(tmp_path: Path) -> None
     terminal, its_end = pty.openpty()
     path = before(tmp_path, os.environ.get("PYTHONPATH"))
     try:
-        command = [sys.executable, "-c", code]
-        subprocess.run(command, cwd=ROOT, stdout=its_end, check=True, env=os.environ | {"PYTHONPATH": path})
+        shown = [sys.executable, "-c", code]
+        subprocess.run(shown, cwd=ROOT, stdout=its_end, check=True, env=os.environ | {"PYTHONPATH": path})
         assert os.read(terminal, 1000).split(b"\r\n")[0] == b"ok    clock      tsc"
     finally:
         os.close(terminal)
@@ -218,9 +203,9 @@ def test_a_closed_output_leaves_the_exit_code(
 ) -> None:
     (tmp_path / "file").write_text("")
     cache = tmp_path / "cache" if fit else tmp_path / "file" / "cache"
-    command = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "harness", "doctor", *words]
+    closed = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "harness", "doctor", *words]
     environ = os.environ | light | {"HARNESS_CACHE": str(cache)}
-    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environ)
+    done = subprocess.run(closed, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environ)
     assert (done.returncode, done.stderr) == (0 if fit else 1, "")
 
 
@@ -243,19 +228,9 @@ def test_a_scenario_is_held_against_the_limits(tmp_path: Path, light: dict[str, 
     scenario.write_text(
         "name: s\nquestion: Fit?\nbase: {data.workers: 8}\narms: {one: null, other: {data.workers: 0}}\n"
     )
-    command = [
-        "sh",
-        "-c",
-        'ulimit -n 64; "$@"',
-        "sh",
-        sys.executable,
-        "-m",
-        "harness",
-        "doctor",
-        "--json",
-        str(scenario),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | light)
+    limited = ["sh", "-c", 'ulimit -n 64; "$@"', "sh"]
+    limited += [sys.executable, "-m", "harness", "doctor", "--json", str(scenario)]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, env=os.environ | light)
     assert (done.returncode, done.stderr) == (0, "")
     lines = named(json.loads(done.stdout))
     shm, files, tasks = (lines[f"{name} need"] for name in ("shm", "file", "task"))
@@ -271,7 +246,7 @@ def test_a_scenario_that_run_refuses_fails(tmp_path: Path, light: dict[str, str]
     corpus = "{builtin: python-docs, documents: 60}"
     base = f"{{model: {{preset: llama-8b, layers: 9999}}, data: {{workers: 99, corpus: {corpus}}}}}"
     scenario.write_text(f"name: s\nquestion: Fit?\nbase: {base}\narms: {{one: null}}\ncontrols: []\n")
-    done = harness(str(scenario), **light)
+    done = command("doctor", str(scenario), **light)
     assert (done.returncode, done.stderr) == (1, "")
     assert "\nfail  memory need arm one: needs at least " in done.stdout
     assert "\nfail  documents  arm one: 99 loader workers for at most 60 documents" in done.stdout
@@ -280,9 +255,8 @@ def test_a_scenario_that_run_refuses_fails(tmp_path: Path, light: dict[str, str]
     assert not (tmp_path / "cache").exists()  # no data were prepared
 
 
-@pytest.mark.slow
 def test_a_scenario_that_is_wrong_is_refused(tmp_path: Path) -> None:
-    done = harness(str(tmp_path / "none.yaml"))
+    done = command("doctor", str(tmp_path / "none.yaml"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "none.yaml: no such file" in done.stderr
 

@@ -76,18 +76,12 @@ def keep(out: Path, record: StudyRecord, name: str = "20260101T000000Z-000001") 
     StudyFolder(path).write_study(record)
 
 
-@pytest.mark.parametrize(
-    ("content", "changes", "seconds"),
-    [
-        *(
-            (content, changes, seconds)
-            for content in (TRAINED, COMMANDS)
-            for changes, seconds in (({}, TOOK_S), ({"repeats": 6}, 2 * TOOK_S), ({"controls": []}, TOOK_S * 2 / 3))
-        ),
-        (TRAINED, {"base": {"model": {"preset": "gpt2-tiny"}, "steps": 36, "warmup_steps": 4}}, 2 * TOOK_S),
-        (COMMANDS, {"steps": 36}, 2 * TOOK_S),
-    ],
-)
+@pytest.mark.parametrize(("content", "changes", "seconds"), [
+    *((content, changes, seconds) for content in (TRAINED, COMMANDS) for changes, seconds in (({}, TOOK_S),
+     ({"repeats": 6}, 2 * TOOK_S), ({"controls": []}, TOOK_S * 2 / 3))),
+    (TRAINED, {"base": {"model": {"preset": "gpt2-tiny"}, "steps": 36, "warmup_steps": 4}}, 2 * TOOK_S),
+    (COMMANDS, {"steps": 36}, 2 * TOOK_S),
+])  # fmt: skip
 def test_an_earlier_study_tells_by_the_number_of_steps(
     content: dict[str, object], changes: dict[str, object], seconds: float, tmp_path: Path
 ) -> None:
@@ -108,31 +102,25 @@ def test_the_newest_finished_study_counts(tmp_path: Path) -> None:
     assert found.seconds == TOOK_S
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"status": "failed"},
-        {"ended_utc": ""},
-        {"ended_utc": "2026-01-01T00:01:30"},  # without a time zone
-        {"notes": ["resumed 2026-01-02T00:00:00+00:00: harness run"]},
-        {"environment": {"cpu": "another", "cores": 2}},
-        {"order": []},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"status": "failed"},
+    {"ended_utc": ""},
+    {"ended_utc": "2026-01-01T00:01:30"},  # without a time zone
+    {"notes": ["resumed 2026-01-02T00:00:00+00:00: harness run"]},
+    {"environment": {"cpu": "another", "cores": 2}},
+    {"order": []},
+])  # fmt: skip
 def test_a_study_that_tells_nothing_is_no_basis(changes: dict[str, object], tmp_path: Path) -> None:
     plan = planned(tmp_path, TRAINED)
     keep(tmp_path, replace(earlier(plan), **changes))  # type: ignore[arg-type]
     assert expected(plan, tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("content", "changes"),
-    [
-        (TRAINED, {"base": {"model": {"preset": "gpt2-tiny", "layers": 1}, "steps": 16, "warmup_steps": 4}}),
-        (COMMANDS, {"command": "python other.py --workers {workers}"}),
-        (COMMANDS, {"arms": {"none": {"workers": 0}, "two": {"workers": 4}}}),
-    ],
-)
+@pytest.mark.parametrize(("content", "changes"), [
+    (TRAINED, {"base": {"model": {"preset": "gpt2-tiny", "layers": 1}, "steps": 16, "warmup_steps": 4}}),
+    (COMMANDS, {"command": "python other.py --workers {workers}"}),
+    (COMMANDS, {"arms": {"none": {"workers": 0}, "two": {"workers": 4}}}),
+])  # fmt: skip
 def test_other_arms_are_no_basis(content: dict[str, object], changes: dict[str, object], tmp_path: Path) -> None:
     keep(tmp_path, earlier(planned(tmp_path, content)))
     assert expected(planned(tmp_path, content | changes), tmp_path) is None

@@ -161,10 +161,7 @@ def test_what_is_no_checkpoint_is_one_line(
         (["--model", str(training), "--temperature", "-1"], "--temperature -1.0; allowed: 0"),
         (["--model", str(training), "--temperature", "inf"], "--temperature inf; allowed"),
         (["--model", str(training), "--seed", "1"], "--seed: no effect without --temperature"),
-        (
-            ["--model", str(training), "--temperature", "0", "--top-k", "3"],
-            "--top-k: no effect with --temperature 0",
-        ),
+        (["--model", str(training), "--temperature", "0", "--top-k", "3"], "--top-k: no effect with --temperature 0"),
     ):
         prompt = [] if "--prompt" in words else ["--prompt", "fox"]
         assert main(["generate", *words, *prompt]) == 2, words

@@ -58,14 +58,11 @@ def test_a_file_to_extend_whose_name_no_file_can_have(tmp_path: Path) -> None:
     assert refused("run", str(path), "--plan") == f"harness: {path}:5: extends: 'a\\x00b': no such file"
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "data.tokenizer={pretrained: ~nobody-at-all/x}",
-        "data.tokenizer={sentencepiece: ~nobody-at-all/x}",
-        "data.corpus.parquet=~nobody-at-all/x",
-    ],
-)
+@pytest.mark.parametrize("setting", [
+    "data.tokenizer={pretrained: ~nobody-at-all/x}",
+    "data.tokenizer={sentencepiece: ~nobody-at-all/x}",
+    "data.corpus.parquet=~nobody-at-all/x",
+])  # fmt: skip
 def test_the_home_folder_of_nobody(tmp_path: Path, setting: str) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO)
@@ -82,15 +79,12 @@ def test_the_home_folder_of_nobody_for_the_cache(tmp_path: Path) -> None:
     assert line.endswith("unknown home folder of ~nobody-at-all")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["report", "STUDY"],
-        ["compare", "STUDY", "STUDY"],
-        ["train", "quickstart", "--out", "STUDY"],
-        ["init", "mine.yaml", "--parquet", "STUDY"],
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ["report", "STUDY"],
+    ["compare", "STUDY", "STUDY"],
+    ["train", "quickstart", "--out", "STUDY"],
+    ["init", "mine.yaml", "--parquet", "STUDY"],
+])  # fmt: skip
 def test_a_path_that_is_no_utf_8_is_one_line(tmp_path: Path, words: list[str]) -> None:
     """pyarrow takes no such path: it was a traceback."""
     name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")

@@ -13,16 +13,13 @@ NO_NUMPY = ImportError("numpy C-extensions failed: libscipy_openblas64.so: faile
 LIMITED = "out of memory: the address space is limited to 100 MiB; fix: ulimit -v unlimited"
 
 
-@pytest.mark.parametrize(
-    ("error", "limit_bytes", "line"),
-    [
-        (MemoryError(), UNLIMITED, "out of memory"),
-        (MemoryError(), 100 << 20, LIMITED),
-        (NO_NUMPY, 100 << 20, LIMITED),
-        (NO_NUMPY, UNLIMITED, None),
-        (ModuleNotFoundError("numpy"), 100 << 20, None),
-    ],
-)
+@pytest.mark.parametrize(("error", "limit_bytes", "line"), [
+    (MemoryError(), UNLIMITED, "out of memory"),
+    (MemoryError(), 100 << 20, LIMITED),
+    (NO_NUMPY, 100 << 20, LIMITED),
+    (NO_NUMPY, UNLIMITED, None),
+    (ModuleNotFoundError("numpy"), 100 << 20, None),
+])  # fmt: skip
 def test_memory_is_blamed_where_it_may_be_the_cause(
     error: Exception,
     limit_bytes: int,

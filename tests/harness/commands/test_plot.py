@@ -246,19 +246,16 @@ def test_runs_without_evaluations_say_so_and_only_they(runs: tuple[Path, Path], 
     assert "llmc: its acc_norm is unknown, so it is not in multiple-choice.png" in done.stderr.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such file or folder; allowed: a folder of harness train"),
-        ("step,tokens,loss\n", "losses.csv: contains no loss"),
-        ("step,loss\n", "not a table of losses"),
-        ("", "not a table of losses"),
-        ("step,tokens,loss\n0,64,x\n1,128,3.0\n", "losses.csv:2: not a row of step, tokens and loss"),
-        ("folder", "contains no run; allowed"),
-        ("log", "main.log:1: not a line of llm.c's main.log"),
-        ("study", "study.json"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "no such file or folder; allowed: a folder of harness train"),
+    ("step,tokens,loss\n", "losses.csv: contains no loss"),
+    ("step,loss\n", "not a table of losses"),
+    ("", "not a table of losses"),
+    ("step,tokens,loss\n0,64,x\n1,128,3.0\n", "losses.csv:2: not a row of step, tokens and loss"),
+    ("folder", "contains no run; allowed"),
+    ("log", "main.log:1: not a line of llm.c's main.log"),
+    ("study", "study.json"),
+])  # fmt: skip
 def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, content: str | None, message: str) -> None:
     place = tmp_path / "run"
     if content is not None:

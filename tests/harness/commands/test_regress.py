@@ -201,20 +201,17 @@ def test_code_that_changes_while_it_is_measured_decides_nothing(
     assert "changed during the measurement" in (path / "regression.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--base", "no-such"], "no-such: neither a folder nor a revision"),
-        (["--base", "{root}", "--head", "{root}"], "both are"),
-        (["--base", "{root}", "--within", "3"], "--within '3': allowed: a share such as 3%"),
-        (["--base", "{root}", "--budget", "soon"], "--budget 'soon': allowed: a time"),
-        (["--base", "{root}", "--arm", "txt"], "--arm txt: no arm matches"),
-        (["--base", "{root}", "--control", "dose"], "control 'dose': allowed: data-only, ideal-data"),
-        (["--base", "HEAD", "--junit", "{root}"], "a folder; give a file"),
-        (["--base", "{root}", "--undecided-exit", "x"], "--undecided-exit 'x': allowed: 0 to 125"),
-        ([], "the following arguments are required: --base"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    (["--base", "no-such"], "no-such: neither a folder nor a revision"),
+    (["--base", "{root}", "--head", "{root}"], "both are"),
+    (["--base", "{root}", "--within", "3"], "--within '3': allowed: a share such as 3%"),
+    (["--base", "{root}", "--budget", "soon"], "--budget 'soon': allowed: a time"),
+    (["--base", "{root}", "--arm", "txt"], "--arm txt: no arm matches"),
+    (["--base", "{root}", "--control", "dose"], "control 'dose': allowed: data-only, ideal-data"),
+    (["--base", "HEAD", "--junit", "{root}"], "a folder; give a file"),
+    (["--base", "{root}", "--undecided-exit", "x"], "--undecided-exit 'x': allowed: 0 to 125"),
+    ([], "the following arguments are required: --base"),
+])  # fmt: skip
 def test_wrong_input_is_a_line(tmp_path: Path, scenario: str, words: list[str], line: str) -> None:
     given = [word.format(root=ROOT) for word in words]
     done = harness("regress", scenario, *given, "--out", str(tmp_path / "out"))

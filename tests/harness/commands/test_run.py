@@ -51,14 +51,11 @@ def test_the_command_that_goes_on_can_be_pasted(
     assert line.endswith(f" with: harness run --resume '{folder}'")
 
 
-@pytest.mark.parametrize(
-    ("words", "variables", "launcher"),
-    [
-        (("run", "quickstart"), {"RANK": "1", "WORLD_SIZE": "2"}, "torchrun"),
-        (("run", "--resume", "nothing"), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun"),
-        (("regress", "quickstart", "--base", "main"), {"RANK": "0", "WORLD_SIZE": "8"}, "torchrun"),
-    ],
-)
+@pytest.mark.parametrize(("words", "variables", "launcher"), [
+    (("run", "quickstart"), {"RANK": "1", "WORLD_SIZE": "2"}, "torchrun"),
+    (("run", "--resume", "nothing"), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun"),
+    (("regress", "quickstart", "--base", "main"), {"RANK": "0", "WORLD_SIZE": "8"}, "torchrun"),
+])  # fmt: skip
 def test_a_study_that_was_started_once_per_rank_is_refused_with_the_right_command(
     words: tuple[str, ...], variables: dict[str, str], launcher: str
 ) -> None:

@@ -176,29 +176,24 @@ def test_without_the_viewer_the_line_says_how_to_install_it(study):
     assert "--online" in str(error.value)
 
 
-def test_online_has_one_port(study):
-    with pytest.raises(InputError, match="port 9001 only"):
-        trace.trace(arguments(study, online=True, port=9002), [])
-
-
-@pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_is_a_port(study, port):
-    with pytest.raises(InputError, match=f"--port {port}"):
-        trace.trace(arguments(study, port=port), [])
-
-
 @pytest.mark.parametrize(
-    ("environment", "platform", "expected"),
-    [
-        ({}, "linux", False),
-        ({"DISPLAY": ":0"}, "linux", True),
-        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
-        ({"SSH_CONNECTION": "1"}, "linux", False),
-        ({"SSH_CONNECTION": "1", "DISPLAY": "localhost:10.0"}, "linux", True),
-        ({}, "darwin", True),
-        ({"SSH_CONNECTION": "1"}, "darwin", False),
-    ],
+    ("online", "port", "line"),
+    [(True, 9002, "port 9001 only"), (False, -1, "--port -1"), (False, 65536, "--port 65536")],
 )
+def test_a_port_that_cannot_be(study, online, port, line):
+    with pytest.raises(InputError, match=line):
+        trace.trace(arguments(study, online=online, port=port), [])
+
+
+@pytest.mark.parametrize(("environment", "platform", "expected"), [
+    ({}, "linux", False),
+    ({"DISPLAY": ":0"}, "linux", True),
+    ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+    ({"SSH_CONNECTION": "1"}, "linux", False),
+    ({"SSH_CONNECTION": "1", "DISPLAY": "localhost:10.0"}, "linux", True),
+    ({}, "darwin", True),
+    ({"SSH_CONNECTION": "1"}, "darwin", False),
+])  # fmt: skip
 def test_a_browser_is_opened_where_it_would_be_seen(environment, platform, expected):
     assert trace.has_browser(environment, platform) is expected
 

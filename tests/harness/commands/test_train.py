@@ -28,6 +28,7 @@ from harness.launch.training_files import (
     read_evaluations,
     read_losses,
 )
+from tests import warm
 from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE
 from trainer import checkpoint_folder
@@ -136,7 +137,7 @@ def test_a_goal_says_how_far_and_the_line_how_long() -> None:
 def test_killed_and_stopped_it_goes_on_with_the_same_losses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in a process of its own; stopped, and on to its end, in this one: each process imports for six seconds."""
+    """Killed in a process of its own; stopped, and on to its end, in this one."""
     from harness.cli import main
 
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
@@ -150,7 +151,7 @@ def test_killed_and_stopped_it_goes_on_with_the_same_losses(
     assert "done: 60 steps, 2,880 tokens" in capsys.readouterr().out
     assert (tmp_path / "one/loss.png").read_bytes().startswith(b"\x89PNG")
     command = [sys.executable, "-m", "harness", *words("two")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until = time.monotonic() + 240
         while not (tmp_path / "two/checkpoints/step-00000020").exists():
             assert process.poll() is None, process.communicate()

@@ -11,7 +11,6 @@ import pytest
 
 from harness.cli import main
 from harness.study.records import ArmRecord, StudyRecord
-from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.harness import synthetic
 from tests.harness.explain.replay import oracle
@@ -40,6 +39,19 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
     return write(tmp_path_factory.mktemp("whatif") / "study", arms, emulated=True)
 
 
+@pytest.fixture(scope="module")
+def off(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
+    """A study each of whose steps is 5 ms longer than its spans account for."""
+    study = write(tmp_path_factory.mktemp("off") / "study", {"base": BASE})
+    for run in list(study.runs()):
+        steps = run.steps.to_pydict()
+        steps["wall_ns"] = [wall + 5_000_000 for wall in steps["wall_ns"]]
+        steps["start_ns"] = [start + 5_000_000 * row for row, start in enumerate(steps["start_ns"])]
+        steps = pa.table(steps, schema=run.steps.schema).to_pydict()
+        study.write_tables("base", run.record.block, steps, run.spans.to_pydict(), {})
+    return study
+
+
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = main(["whatif", *arguments])
     captured = capsys.readouterr()
@@ -58,6 +70,7 @@ def test_a_prediction_is_printed_with_its_validation_error_and_the_arm_that_chec
     assert "tokens/s" in out
     assert lines["why"].startswith("why        device idle while waiting for")
     assert lines["checked"].startswith("checked by two measured ")
+    assert all("median of 3 blocks" in lines[name] for name in ("measured", "predicted", "checked"))
 
 
 def test_json_says_the_same(study: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,27 +90,17 @@ def test_json_says_the_same(study: StudyFolder, capsys: pytest.CaptureFixture[st
 
 
 def test_the_error_of_the_replay_is_no_gain_and_a_doubt_of_a_sweep(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    off: StudyFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a change the ratio is 1, however far the replay is off, and the interval includes both."""
-    study = write(tmp_path / "study", {"base": BASE})
-    for run in list(study.runs()):
-        study.write_tables("base", run.record.block, _slower(run), run.spans.to_pydict(), {})
-    _, out, _ = ask(capsys, str(study.path), "--set", "pack=1x")
+    _, out, _ = ask(capsys, str(off.path), "--set", "pack=1x")
     assert ": 1.000x as fast as the unedited replay (0.8" in out
-    _, out, _ = ask(capsys, str(study.path), "--set", "pack=1x", "--json")
+    _, out, _ = ask(capsys, str(off.path), "--set", "pack=1x", "--json")
     found = json.loads(out)
     assert found["speedup"]["median"] < 0.95
     assert found["gain"]["median"] == found["gain"]["ci_high"] == pytest.approx(1.0)
-    _, out, _ = ask(capsys, str(study.path), "--sweep", "workers=1,2", "--out", str(tmp_path))
+    _, out, _ = ask(capsys, str(off.path), "--sweep", "workers=1,2", "--out", str(tmp_path))
     assert "\ndoubt      the replay reproduces its step time with an error of " in out
-
-
-def test_a_step_time_says_which_statistic_it_is(study: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, str(study.path), "--arm", "base", "--set", "workers=2")
-    for start in ("measured ", "predicted ", "checked by "):
-        (line,) = (line for line in out.splitlines() if line.startswith(start))
-        assert "median of 3 blocks" in line
 
 
 def test_a_sweep_draws_its_picture_here_and_finds_the_crossover(
@@ -129,11 +132,8 @@ def test_a_sweep_without_a_crossover_says_so(
     assert [point["value"] for point in swept["points"]] == ["0", "1"]
 
 
-def test_what_cannot_repeat_the_past_is_outside_tolerance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = write(tmp_path / "study", {"base": BASE})
-    for run in list(study.runs()):
-        study.write_tables("base", run.record.block, _slower(run), run.spans.to_pydict(), {})
-    status, out, _ = ask(capsys, str(study.path), "--set", "tokenize=0")
+def test_what_cannot_repeat_the_past_is_outside_tolerance(off: StudyFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ask(capsys, str(off.path), "--set", "tokenize=0")
     assert status == 0
     assert "more than 5.0 %, so do not rely on this prediction" in out
     assert "\noutside tolerance: " in out
@@ -157,18 +157,15 @@ def test_a_study_without_a_device_queue_is_answered_too(tmp_path: Path, capsys: 
         assert "step waits for" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--arm", "base", "--set", "tokenise=0"], "unknown key 'tokenise'; did you mean 'tokenize'?"),
-        (["--arm", "basis", "--set", "tokenize=0"], "no such arm; did you mean 'base'? arms: base, "),
-        (["--set", "tokenize=0"], "give --arm NAME; arms: base, fast, two"),
-        (["--arm", "base"], "nothing to change"),
-        (["--arm", "base", "--sweep", "device=1x"], "at least 2 different values"),
-        (["--arm", "base", "--set", "tokenize=0", "--out", "x"], "--out needs --sweep"),
-        (["--arm", "base", "--sweep", "device=1x,2x", "--out", "/dev/null"], "--out /dev/null: cannot write there"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--arm", "base", "--set", "tokenise=0"], "unknown key 'tokenise'; did you mean 'tokenize'?"),
+    (["--arm", "basis", "--set", "tokenize=0"], "no such arm; did you mean 'base'? arms: base, "),
+    (["--set", "tokenize=0"], "give --arm NAME; arms: base, fast, two"),
+    (["--arm", "base"], "nothing to change"),
+    (["--arm", "base", "--sweep", "device=1x"], "at least 2 different values"),
+    (["--arm", "base", "--set", "tokenize=0", "--out", "x"], "--out needs --sweep"),
+    (["--arm", "base", "--sweep", "device=1x,2x", "--out", "/dev/null"], "--out /dev/null: cannot write there"),
+])  # fmt: skip
 def test_wrong_input_is_one_line_and_exit_2(
     study: StudyFolder, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
@@ -191,11 +188,3 @@ def test_an_arm_that_never_finished_is_refused(tmp_path: Path, capsys: pytest.Ca
     status, _, error = ask(capsys, str(study.path), "--set", "tokenize=0")
     assert status == 2
     assert "no finished run with tables to replay" in error
-
-
-def _slower(run: RunData) -> dict[str, list[object]]:
-    """Its steps, each 5 ms longer than its spans account for."""
-    steps = run.steps.to_pydict()
-    steps["wall_ns"] = [wall + 5_000_000 for wall in steps["wall_ns"]]
-    steps["start_ns"] = [start + 5_000_000 * row for row, start in enumerate(steps["start_ns"])]
-    return pa.table(steps, schema=run.steps.schema).to_pydict()

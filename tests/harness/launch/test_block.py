@@ -53,18 +53,15 @@ def test_a_base_and_its_control_have_fork_servers_of_their_own(servers: block._F
     assert servers.of(process(base, "a-a")) is mine[1]
 
 
-@pytest.mark.parametrize(
-    ("steps", "accumulation", "expected"),
-    [
-        (1, 1, Repetitions(1, 5, 1)),
-        (MAX_PLANNED_BATCHES, 1, Repetitions(1, 5, MAX_PLANNED_BATCHES)),
-        (MAX_PLANNED_BATCHES + 1, 1, Repetitions(2, 5, MAX_PLANNED_BATCHES // 2 + 1)),
-        (MAX_PLANNED_BATCHES, 8, Repetitions(8, 5, MAX_PLANNED_BATCHES // 8)),
-        (10, 2 * MAX_PLANNED_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
-        (100, MAX_PLANNED_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
-        (7, MAX_PLANNED_BATCHES // 5, Repetitions(2, 5, 4)),
-    ],
-)
+@pytest.mark.parametrize(("steps", "accumulation", "expected"), [
+    (1, 1, Repetitions(1, 5, 1)),
+    (MAX_PLANNED_BATCHES, 1, Repetitions(1, 5, MAX_PLANNED_BATCHES)),
+    (MAX_PLANNED_BATCHES + 1, 1, Repetitions(2, 5, MAX_PLANNED_BATCHES // 2 + 1)),
+    (MAX_PLANNED_BATCHES, 8, Repetitions(8, 5, MAX_PLANNED_BATCHES // 8)),
+    (10, 2 * MAX_PLANNED_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
+    (100, MAX_PLANNED_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
+    (7, MAX_PLANNED_BATCHES // 5, Repetitions(2, 5, 4)),
+])  # fmt: skip
 def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
     steps: int, accumulation: int, expected: Repetitions
 ) -> None:
@@ -168,14 +165,21 @@ print(len(set(sys.modules) - before))
 """
 
 
+COMPUTING = {"compute": {"work": "model", "device": "cpu"}, "model": {"family": None, "preset": "gpt2-tiny"}}
+
+
+def test_a_fork_server_without_a_card_has_the_compiler_of_the_first_optimizer() -> None:
+    modules = block.modules_of([COMPUTING])
+    assert "torch.optim" in modules
+    assert ("torch._dynamo" in modules) != has_nvidia_driver()
+
+
 @pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.skipif(has_nvidia_driver(), reason="its fork server imports no compiler")
 def test_a_run_that_computes_imports_nothing_of_its_optimizer_anew() -> None:
     """Torch's compiler comes with the first optimizer, for a second of CPU: the fork server has it already."""
-    config = {"compute": {"work": "model", "device": "cpu"}, "model": {"family": None, "preset": "gpt2-tiny"}}
-    modules = block.modules_of([config])
-    if has_nvidia_driver():
-        assert "torch._dynamo" not in modules
-        return
+    modules = block.modules_of([COMPUTING])
     program = "".join(f"import {name}\n" for name in modules if name.startswith("torch.")) + BUILDING
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import repeat
@@ -29,6 +27,7 @@ from harness.scenario.model import ProbesConfig
 from harness.study.records import RunRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
+from tests.commands import harness
 from tests.cuda_stream import Declared, record
 from tests.harness.explain.test_profiled_window import SHAPES
 from tests.studies import copy_code
@@ -107,16 +106,13 @@ def test_the_first_run_of_an_arm_may_have_one_unless_it_is_declared_otherwise() 
     assert RunProbes.from_json(probes.to_json()) == probes
 
 
-@pytest.mark.parametrize(
-    ("launch_us", "kind", "taken"),
-    [
-        (200.0, "real", CLOSING_WARMUP + CLOSING_STEPS),
-        (200.0, "emulated", 0),  # it tells what it did
-        (0.0, "real", 0),  # each phase is one launch: nothing is open
-        (200.0, "fails", 1),  # within the window
-        (200.0, "evaluated", 0),  # its last pass comes after as many steps as that of other runs
-    ],
-)
+@pytest.mark.parametrize(("launch_us", "kind", "taken"), [
+    (200.0, "real", CLOSING_WARMUP + CLOSING_STEPS),
+    (200.0, "emulated", 0),  # it tells what it did
+    (0.0, "real", 0),  # each phase is one launch: nothing is open
+    (200.0, "fails", 1),  # within the window
+    (200.0, "evaluated", 0),  # its last pass comes after as many steps as that of other runs
+])  # fmt: skip
 def test_the_steps_of_the_window_are_not_measured(
     launch_us: float, kind: str, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +174,7 @@ def test_the_steps_of_the_window_are_not_measured(
 
 
 @pytest.mark.slow
-def test_a_study_takes_the_window_in_the_first_run_of_each_arm(tmp_path: Path) -> None:
+def test_a_study_takes_the_window_in_the_first_run_of_each_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state of this code whose emulated device says that it is real, run by the command line."""
     code = copy_code(
         tmp_path / "code", "trainer/compute/emulated.py", "    emulated = True\n", "    emulated = False\n"
@@ -199,9 +195,9 @@ def test_a_study_takes_the_window_in_the_first_run_of_each_arm(tmp_path: Path) -
         "repeats": 2,
     }
     (tmp_path / "scenario.yaml").write_text(json.dumps(scenario))
-    words = [sys.executable, "-m", "harness", "run", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(code)}
-    done = subprocess.run(words, cwd=code, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    words = ("run", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "out"))
+    monkeypatch.setattr("harness.launch.code.OWN_FOLDER", code)  # fork servers import this state
+    done = harness(*words, cwd=code)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "out" / "closing").iterdir()
     runs = list(StudyFolder(path).runs())

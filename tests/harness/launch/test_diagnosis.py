@@ -41,70 +41,34 @@ CALM = Snapshot([MAIN, FIRST, SECOND], 10, 2, "", SharedMemory(64 * MIB, 60 * MI
 LOST = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
 
 
-@pytest.mark.parametrize(
-    ("changes", "process", "cause"),
-    [
-        ({}, "process 10 (main) is sleeping in poll", "it waits for an event that does not happen"),
-        (
-            {"processes": [MAIN, FIRST, replace(SECOND, state="T")]},
-            "process 12 (loader-1) is stopped",
-            "it received SIGSTOP",
-        ),
-        (
-            {"processes": [MAIN, FIRST, replace(SECOND, state="t")]},
-            "process 12 (loader-1) is stopped by a debugger",
-            "a debugger holds it",
-        ),
-        (
-            {"processes": [MAIN, FIRST, replace(SECOND, state="D", place="folio_wait_bit")]},
-            "process 12 (loader-1) is waiting for a disk or a driver in folio_wait_bit",
-            "a disk, a file server or a driver does not answer",
-        ),
-        (
-            {"processes": [MAIN, FIRST, replace(SECOND, place="read of /data/a.parquet")]},
-            "process 12 (loader-1) is sleeping in read of /data/a.parquet",
-            "no data from /data/a.parquet",
-        ),
-        (
-            {"processes": [MAIN, replace(FIRST, state="R", place=None), SECOND]},
-            "process 11 (loader-0) is running",
-            "a step takes longer than this, or never ends",
-        ),
-        (
-            {"processes": [MAIN, FIRST, replace(SECOND, state="Z")]},
-            "process 10 (main) is sleeping in poll",
-            "lost workers: 1 of 2 loader workers are alive",
-        ),
-        (
-            {"processes": [MAIN, FIRST], "killed_for_memory": 3},
-            "process 10 (main) is sleeping in poll",
-            "lost workers: 1 of 2 loader workers are alive, and 3 processes of this control group were killed (out",
-        ),
-        (
-            {"processes": [replace(MAIN, open_files=1023), FIRST, SECOND]},
-            "process 10 (main) is sleeping in poll",
-            "open files: 1023 of 1024 allowed",
-        ),
-        (
-            {"shared": SharedMemory(64 * MIB, MIB, True)},
-            "process 10 (main) is sleeping in poll",
-            "shared memory: 1 MiB of 64 MiB is free in /dev/shm",
-        ),
-        (
-            {"free_memory_bytes": MIB},
-            "process 10 (main) is sleeping in poll",
-            "out of memory: 1 MiB is free",
-        ),
-        (
-            {"log": f"step 10\n{LOST}\nstep 20\n"},
-            "process 10 (main) is sleeping in poll",
-            f"shared memory: its log says {LOST!r} (shared memory: 60 MiB of 64 MiB is free in /dev/shm)",
-        ),
-        ({"log": "OSError: [Errno 24] Too many open files"}, "process 10 (main)", "open files: its log says"),
-        ({"log": "RuntimeError: can't start new thread"}, "process 10 (main)", "processes: its log says"),
-        ({"processes": [FIRST]}, "process 10 (main) is gone", "it was killed"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "process", "cause"), [
+    ({}, "process 10 (main) is sleeping in poll", "it waits for an event that does not happen"),
+    ({"processes": [MAIN, FIRST, replace(SECOND, state="T")]}, "process 12 (loader-1) is stopped",
+     "it received SIGSTOP"),
+    ({"processes": [MAIN, FIRST, replace(SECOND, state="t")]}, "process 12 (loader-1) is stopped by a debugger",
+     "a debugger holds it"),
+    ({"processes": [MAIN, FIRST, replace(SECOND, state="D", place="folio_wait_bit")]},
+     "process 12 (loader-1) is waiting for a disk or a driver in folio_wait_bit",
+     "a disk, a file server or a driver does not answer"),
+    ({"processes": [MAIN, FIRST, replace(SECOND, place="read of /data/a.parquet")]},
+     "process 12 (loader-1) is sleeping in read of /data/a.parquet", "no data from /data/a.parquet"),
+    ({"processes": [MAIN, replace(FIRST, state="R", place=None), SECOND]}, "process 11 (loader-0) is running",
+     "a step takes longer than this, or never ends"),
+    ({"processes": [MAIN, FIRST, replace(SECOND, state="Z")]}, "process 10 (main) is sleeping in poll",
+     "lost workers: 1 of 2 loader workers are alive"),
+    ({"processes": [MAIN, FIRST], "killed_for_memory": 3}, "process 10 (main) is sleeping in poll",
+     "lost workers: 1 of 2 loader workers are alive, and 3 processes of this control group were killed (out"),
+    ({"processes": [replace(MAIN, open_files=1023), FIRST, SECOND]}, "process 10 (main) is sleeping in poll",
+     "open files: 1023 of 1024 allowed"),
+    ({"shared": SharedMemory(64 * MIB, MIB, True)}, "process 10 (main) is sleeping in poll",
+     "shared memory: 1 MiB of 64 MiB is free in /dev/shm"),
+    ({"free_memory_bytes": MIB}, "process 10 (main) is sleeping in poll", "out of memory: 1 MiB is free"),
+    ({"log": f"step 10\n{LOST}\nstep 20\n"}, "process 10 (main) is sleeping in poll",
+     f"shared memory: its log says {LOST!r} (shared memory: 60 MiB of 64 MiB is free in /dev/shm)"),
+    ({"log": "OSError: [Errno 24] Too many open files"}, "process 10 (main)", "open files: its log says"),
+    ({"log": "RuntimeError: can't start new thread"}, "process 10 (main)", "processes: its log says"),
+    ({"processes": [FIRST]}, "process 10 (main) is gone", "it was killed"),
+])  # fmt: skip
 def test_the_likely_cause(changes: dict[str, Any], process: str, cause: str) -> None:
     finding = diagnose(replace(CALM, **changes), "limits.silence_s")
     assert finding.process.startswith(process)
@@ -119,34 +83,28 @@ RANKS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "process"),
-    [
-        ({}, "process 10 (rank 0) is sleeping in futex"),  # all wait for one another: nobody knows for whom
-        ({12: {"place": "clock_nanosleep"}}, "process 12 (rank 2) is sleeping in clock_nanosleep"),
-        ({11: {"state": "R", "place": None}}, "process 11 (rank 1) is running"),
-        ({10: {"place": "read of /data/a.parquet"}}, "process 10 (rank 0) is sleeping in read of /data/a.parquet"),
-        ({11: {"place": "poll"}, 12: {"state": "R"}}, "process 12 (rank 2) is running"),
-        ({11: {"state": "T"}}, "process 11 (rank 1) is stopped"),
-        ({13: {"place": "poll"}}, "process 10 (rank 0) is sleeping in futex"),  # forked by a rank: no rank itself
-    ],
-)
+@pytest.mark.parametrize(("changes", "process"), [
+    ({}, "process 10 (rank 0) is sleeping in futex"),  # all wait for one another: nobody knows for whom
+    ({12: {"place": "clock_nanosleep"}}, "process 12 (rank 2) is sleeping in clock_nanosleep"),
+    ({11: {"state": "R", "place": None}}, "process 11 (rank 1) is running"),
+    ({10: {"place": "read of /data/a.parquet"}}, "process 10 (rank 0) is sleeping in read of /data/a.parquet"),
+    ({11: {"place": "poll"}, 12: {"state": "R"}}, "process 12 (rank 2) is running"),
+    ({11: {"state": "T"}}, "process 11 (rank 1) is stopped"),
+    ({13: {"place": "poll"}}, "process 10 (rank 0) is sleeping in futex"),  # forked by a rank: no rank itself
+])  # fmt: skip
 def test_the_rank_that_the_others_wait_for(changes: dict[int, dict[str, Any]], process: str) -> None:
     seen = [replace(one, **changes.get(one.pid, {})) for one in RANKS]
     finding = diagnose(replace(CALM, processes=seen, workers=0), "limits.silence_s")
     assert finding.process == process
 
 
-@pytest.mark.parametrize(
-    ("code", "cause", "fix"),
-    [
-        (-signal.SIGKILL, "the kernel killed it (out of memory), or another process did", "more memory, or use less"),
-        (-signal.SIGTERM, "another process sent it that signal", "find the sender"),
-        (-signal.SIGSEGV, "a fault in native code", "log.txt"),
-        (0, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
-        (3, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
-    ],
-)
+@pytest.mark.parametrize(("code", "cause", "fix"), [
+    (-signal.SIGKILL, "the kernel killed it (out of memory), or another process did", "more memory, or use less"),
+    (-signal.SIGTERM, "another process sent it that signal", "find the sender"),
+    (-signal.SIGSEGV, "a fault in native code", "log.txt"),
+    (0, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
+    (3, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
+])  # fmt: skip
 def test_the_likely_cause_of_a_worker_s_own_end(code: int, cause: str, fix: str) -> None:
     said = explain_end(code)
     assert said.startswith(f"likely cause: {cause}")

@@ -126,35 +126,24 @@ def test_a_model_of_ones_own_is_of_unknown_size(tmp_path: Path, monkeypatch: pyt
     assert "without models of unknown size (model.factory, or no formula)" in choose_interleave("auto", needed)[1]
 
 
-@pytest.mark.parametrize(
-    ("base", "name", "finding"),
-    [
-        ("compute.device: cuda", "device", "compute.device: cuda, but there is no NVIDIA device here"),
-        ("compute.device: {emulated: gh299}", "device", "unknown device profile 'gh299'"),
-        ("compute.device: {emulated: gh200}, model.preset: llama-8b", "device", "does not fit gh200"),
-        ("data.source: nowhere:make", "own code", "data.source: nowhere:make: no module nowhere in "),
-        ("model.factory: nowhere:make", "own code", "model.factory: nowhere:make: no module nowhere in "),
-        ("data.corpus: {parquet: no/such.parquet, column: text}", "files", "no file matches no/such.parquet"),
-        ("data.corpus: {path: no/such}", "files", "data.corpus.path: no no/such"),
-        ("data.corpus: {path: nowhere://such}", "files", "data.corpus.path: nowhere://: "),
-        (
-            "data.corpus: {path: ., format: text, chat_template: no/such}",
-            "files",
-            "data.corpus.chat_template: no no/such",
-        ),
-        ("data.tokenizer.pretrained: no/such", "files", "no/such is neither a directory nor in the"),
-        ("data.tokenizer.sentencepiece: no/such", "files", "data.tokenizer.sentencepiece: no file no/such"),
-        ("model.config: no/such", "files", "model.config: no file no/such; give a folder with config.json"),
-        ("model.pretrained: no/such", "files", "model.pretrained: no folder no/such; give a local one"),
-        ("model: {preset: gpt2-tiny, objective: masked}", "files", "but gpt2 is a causal model; allowed: causal"),
-        (
-            "model.config: {model_type: llama, num_hidden_layers: 99, hidden_size: 16384}, compute.device: "
-            "{emulated: gh200}",
-            "device",
-            "llama does not fit gh200",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("base", "name", "finding"), [
+    ("compute.device: cuda", "device", "compute.device: cuda, but there is no NVIDIA device here"),
+    ("compute.device: {emulated: gh299}", "device", "unknown device profile 'gh299'"),
+    ("compute.device: {emulated: gh200}, model.preset: llama-8b", "device", "does not fit gh200"),
+    ("data.source: nowhere:make", "own code", "data.source: nowhere:make: no module nowhere in "),
+    ("model.factory: nowhere:make", "own code", "model.factory: nowhere:make: no module nowhere in "),
+    ("data.corpus: {parquet: no/such.parquet, column: text}", "files", "no file matches no/such.parquet"),
+    ("data.corpus: {path: no/such}", "files", "data.corpus.path: no no/such"),
+    ("data.corpus: {path: nowhere://such}", "files", "data.corpus.path: nowhere://: "),
+    ("data.corpus: {path: ., format: text, chat_template: no/such}", "files", "data.corpus.chat_template: no no/such"),
+    ("data.tokenizer.pretrained: no/such", "files", "no/such is neither a directory nor in the"),
+    ("data.tokenizer.sentencepiece: no/such", "files", "data.tokenizer.sentencepiece: no file no/such"),
+    ("model.config: no/such", "files", "model.config: no file no/such; give a folder with config.json"),
+    ("model.pretrained: no/such", "files", "model.pretrained: no folder no/such; give a local one"),
+    ("model: {preset: gpt2-tiny, objective: masked}", "files", "but gpt2 is a causal model; allowed: causal"),
+    ("model.config: {model_type: llama, num_hidden_layers: 99, hidden_size: 16384}, compute.device: "
+     "{emulated: gh200}", "device", "llama does not fit gh200"),
+])  # fmt: skip
 def test_what_is_not_there_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, name: str, finding: str
 ) -> None:

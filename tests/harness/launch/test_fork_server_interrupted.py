@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch.fork_server import ForkServer, ForkServerGone
+from tests.commands import KeptForkServer
 
 
 def run_that_hears_nothing(server: ForkServer, log: Path) -> int:
@@ -22,25 +23,25 @@ def run_that_hears_nothing(server: ForkServer, log: Path) -> int:
 
 @pytest.mark.slow
 def test_a_fork_server_leaves_an_interrupt_to_its_parent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    server = ForkServer([])
+    server = KeptForkServer([], None, cold=False)
     try:
         ended = run_that_hears_nothing(server, tmp_path / "log.txt")
         os.kill(server._process.pid, signal.SIGINT)
         assert run_that_hears_nothing(server, tmp_path / "log.txt") == ended
     finally:
-        server.close()
+        server.end()
     assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A library that a limit of address space or open files keeps from being mapped, say."""
-    server = ForkServer(["no_such_module"])
+    server = KeptForkServer(["no_such_module"], None, cold=False)
     try:
         with pytest.raises(ForkServerGone, match="status 1"):
             run_that_hears_nothing(server, tmp_path / "log.txt")
     finally:
-        server.close()
+        server.end()
     said = capfd.readouterr().err.splitlines()
     assert said == [
         "fork server: no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"

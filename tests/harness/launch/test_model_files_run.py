@@ -67,10 +67,7 @@ def test_a_folder_named_from_here_is_found_by_runs_elsewhere(tmp_path: Path, mon
 def test_a_corpus_is_named_from_here_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tokenizer.json").touch()
-    data = {
-        "corpus": {"path": "texts", "chat_template": "chat.jinja"},
-        "tokenizer": {"pretrained": "tokenizer.json"},
-    }
+    data = {"corpus": {"path": "texts", "chat_template": "chat.jinja"}, "tokenizer": {"pretrained": "tokenizer.json"}}
     found = _anchored(TrainerConfig.model_validate({"data": data})).data
     assert (found.corpus.path, found.corpus.chat_template) == (str(tmp_path / "texts"), str(tmp_path / "chat.jinja"))
     assert found.tokenizer.pretrained == str(tmp_path / "tokenizer.json")
@@ -79,20 +76,13 @@ def test_a_corpus_is_named_from_here_too(tmp_path: Path, monkeypatch: pytest.Mon
     assert _anchored(TrainerConfig.model_validate({"data": remote})).data.tokenizer.pretrained == "owner/name"
 
 
-@pytest.mark.parametrize(
-    ("model", "compute", "line"),
-    [
-        ({"config": QWEN | {"vocab_size": 300}}, {}, "has 300 token ids, fewer than the tokenizer"),
-        (
-            {"config": QWEN | {"max_position_embeddings": 8}},
-            {},
-            "data.sequence_length: 16, but model.config: a qwen2 h",
-        ),
-        ({"config": QWEN, "objective": "masked"}, {}, "arm one: model.objective: masked, but a qwen2 is a causal mode"),
-        ({"preset": "distilbert", "vocab_size": 400}, {}, "model.vocab_size: 400 is smaller than the tokenizer's"),
-        ({"config": {"model_type": "mamba", "vocab_size": 512}}, {"device": {"emulated": "gh200"}}, "an emulated devi"),
-    ],
-)
+@pytest.mark.parametrize(("model", "compute", "line"), [
+    ({"config": QWEN | {"vocab_size": 300}}, {}, "has 300 token ids, fewer than the tokenizer"),
+    ({"config": QWEN | {"max_position_embeddings": 8}}, {}, "data.sequence_length: 16, but model.config: a qwen2 h"),
+    ({"config": QWEN, "objective": "masked"}, {}, "arm one: model.objective: masked, but a qwen2 is a causal mode"),
+    ({"preset": "distilbert", "vocab_size": 400}, {}, "model.vocab_size: 400 is smaller than the tokenizer's"),
+    ({"config": {"model_type": "mamba", "vocab_size": 512}}, {"device": {"emulated": "gh200"}}, "an emulated devi"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused_before_the_first_run(
     model: dict[str, Any], compute: dict[str, Any], line: str
 ) -> None:

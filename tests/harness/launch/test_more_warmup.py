@@ -57,16 +57,13 @@ def lives(found: list[tuple[Any, ...]]) -> bool:
     return lives_off_lead(recent_batches(found, batches_needed(2, 2)), 2, 2)
 
 
-@pytest.mark.parametrize(
-    ("making", "consuming", "ahead", "expected"),
-    [
-        (40.0, 18.0, 1000.0, True),  # what lay ready as it began is used up
-        (40.0, 18.0, 0.0, False),  # nothing did
-        (40.0, 19.8, 1000.0, False),  # by 1 % of a step
-        (40.0, 21.0, 1000.0, False),  # never short
-        (40.0, 5.0, 0.0, False),  # always short
-    ],
-)
+@pytest.mark.parametrize(("making", "consuming", "ahead", "expected"), [
+    (40.0, 18.0, 1000.0, True),  # what lay ready as it began is used up
+    (40.0, 18.0, 0.0, False),  # nothing did
+    (40.0, 19.8, 1000.0, False),  # by 1 % of a step
+    (40.0, 21.0, 1000.0, False),  # never short
+    (40.0, 5.0, 0.0, False),  # always short
+])  # fmt: skip
 def test_it_lives_off_its_lead_while_that_falls(making: float, consuming: float, ahead: float, expected: bool) -> None:
     assert lives(events(making, consuming, 8, ahead=ahead)) is expected
 
@@ -102,15 +99,12 @@ def test_batches_are_read_from_the_end_and_pauses_with_them() -> None:
     assert not lives(unknown * 20)
 
 
-@pytest.mark.parametrize(
-    ("keys", "most"),
-    [
-        ({"data": {"workers": 2}}, MAX_ADDED_STEPS),
-        ({"data": {"workers": 0}, "compute": {"device": "cpu"}}, 0),
-        ({"data": {"workers": 2, "prefetch": 1}, "compute": {"device": "cpu"}}, 0),
-        ({"data": {"workers": 2}, "launch": {"torchrun": {"nproc": 2}}}, 0),
-    ],
-)
+@pytest.mark.parametrize(("keys", "most"), [
+    ({"data": {"workers": 2}}, MAX_ADDED_STEPS),
+    ({"data": {"workers": 0}, "compute": {"device": "cpu"}}, 0),
+    ({"data": {"workers": 2, "prefetch": 1}, "compute": {"device": "cpu"}}, 0),
+    ({"data": {"workers": 2}, "launch": {"torchrun": {"nproc": 2}}}, 0),
+])  # fmt: skip
 def test_which_runs_may_take_more_steps(keys: dict[str, Any], most: int) -> None:
     assert most_extra_steps(TrainerConfig.model_validate(keys)) == most
 

@@ -13,6 +13,7 @@ from harness.launch import nodes
 from harness.launch.nodes import Nodes, interface_of, own_addresses
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
+from tests import warm
 from tests.commands import ROOT, harness
 from tests.harness.launch.test_ranks import SOURCE
 from trainer.errors import InputError
@@ -39,7 +40,7 @@ interleave: slices
 
 def here(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """An agent of node 1 on this machine, in place of srun's on another."""
-    return subprocess.Popen(command, env={**environment, "HARNESS_NODE": "1", "PYTHONPATH": str(ROOT)})
+    return warm.Popen(command, env={**environment, "HARNESS_NODE": "1", "PYTHONPATH": str(ROOT)})
 
 
 def test_addresses_are_read_without_resolving_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

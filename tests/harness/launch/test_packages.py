@@ -45,17 +45,14 @@ def test_an_extra_that_is_asked_for_counts(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        ("pytest==9.2.0", "pytest==9.3.0", True),
-        ("pytest==9.2.0\n", "pytest==9.2.0\nsyrupy==7.0.2 # snapshots\n", True),
-        ("# versions\n", "# exact versions\n", True),
-        ("pydantic_core==2.50.4", "pydantic-core==2.50.4", False),  # cautious: the same to pip
-        ("pydantic_core==2.50.4", "pydantic_core==2.50.5", False),  # nobody asks for it by name
-        ("pydantic==2.14.3\n", "", False),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "same"), [
+    ("pytest==9.2.0", "pytest==9.3.0", True),
+    ("pytest==9.2.0\n", "pytest==9.2.0\nsyrupy==7.0.2 # snapshots\n", True),
+    ("# versions\n", "# exact versions\n", True),
+    ("pydantic_core==2.50.4", "pydantic-core==2.50.4", False),  # cautious: the same to pip
+    ("pydantic_core==2.50.4", "pydantic_core==2.50.5", False),  # nobody asks for it by name
+    ("pydantic==2.14.3\n", "", False),
+])  # fmt: skip
 def test_only_pins_of_what_a_run_needs_make_another_environment(
     tmp_path: Path, before: str, after: str, same: bool
 ) -> None:

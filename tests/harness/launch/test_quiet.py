@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,10 @@ from harness.machine.cpu import Load, allowed_cpus
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.attach.test_exec import program
+from tests.harness.launch.running import only_study, scenario
 from trainer.errors import InputError
 
 BUSY, QUIET = 0.9 * len(os.sched_getaffinity(0)), QUIET_CORES / 2  # cores
-slow = pytest.mark.slow
 
 
 class Loads:
@@ -88,16 +87,23 @@ def test_one_run_of_a_command_waits_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def busy() -> Iterator[None]:
-    """Another process of this machine uses a core on each CPU."""
-    ended = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
-    yield
-    for process in ended:
-        process.kill()
-        process.wait()
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process uses a core on each CPU for as long as the load is measured."""
+    measure = LoadCheck.notes
+
+    def notes(check: LoadCheck) -> list[str]:
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+        try:
+            return measure(check)
+        finally:
+            for process in others:
+                process.kill()
+                process.wait()
+
+    monkeypatch.setattr(LoadCheck, "notes", notes)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("options", [[], ["--wait-until-quiet", "0.01"]])
 def test_a_comparison_of_commands_keeps_the_load_before_block_0(options: list[str], tmp_path: Path) -> None:
@@ -112,12 +118,11 @@ def test_a_comparison_of_commands_keeps_the_load_before_block_0(options: list[st
     assert "block 0" not in before
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.usefixtures("busy")
 def test_a_scenario_keeps_the_load_before_block_0(tmp_path: Path) -> None:
-    options = ("--repeats", "1", "--set", "steps=4", "--set", "controls=[]", "--out", str(tmp_path))
-    done = harness("run", "quickstart", *options, "--arm", "tokens-padded")
+    options = ("--repeats", "1", "--out", str(tmp_path / "out"), "--arm", "text")
+    done = harness("run", scenario(tmp_path), *options)
     assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "quickstart").iterdir()
-    (note,) = [one for one in StudyFolder(path).read_study().notes if "this machine is busy" in one]
+    (note,) = [one for one in only_study(tmp_path / "out").read_study().notes if "this machine is busy" in one]
     assert f"warning: {note}" in done.stderr.splitlines()

@@ -152,7 +152,7 @@ def hangups_heard() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hangups_heard")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])  # as SIGINT, which other tests below send
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_interrupted_it_keeps_finished_runs_leaves_no_process_and_resumes(tmp_path: Path, number: int) -> None:
     with start(tmp_path, "--repeats", "2", "--interleave", "runs", steps=200) as process:
         study = wait_for_study(tmp_path / "out")
@@ -210,14 +210,11 @@ def test_when_the_fork_server_is_killed_its_runs_are_reported_failed_and_later_b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--set", "model.vocab_size=100"], "model.vocab_size: 100 is smaller than the tokenizer's vocabulary"),
-        (["--set", "compute.device=cuda"], "compute.device: cuda, but there is no NVIDIA device"),
-        (["--set", "data.corpus.documents=1", "--set", "data.tokenizer.pretrained=nowhere/none"], "data.tokenizer"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    (["--set", "model.vocab_size=100"], "model.vocab_size: 100 is smaller than the tokenizer's vocabulary"),
+    (["--set", "compute.device=cuda"], "compute.device: cuda, but there is no NVIDIA device"),
+    (["--set", "data.corpus.documents=1", "--set", "data.tokenizer.pretrained=nowhere/none"], "data.tokenizer"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path, words: list[str], line: str) -> None:
     if "cuda" in line and Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has CUDA")
@@ -249,29 +246,17 @@ def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
     assert "changed since the study began" in resumed.stderr
 
 
-@pytest.mark.parametrize(
-    ("scenario_text", "config", "order", "problem"),
-    [
-        ({}, {"seed": 0}, [["a"]], "slice_steps: missing"),
-        ({"slice_steps": "5"}, {"seed": 0}, [["a"]], "slice_steps: expected a whole number, got '5'"),
-        ({"slice_steps": 5}, {"seed": None}, [["a"]], "seed: expected a whole number, got None"),
-        ({"slice_steps": 5}, {"seed": 0}, [["a"], ["a", "b"]], "order: no arm is called b"),
-        ({"slice_steps": -1}, {"seed": 0}, [["a"]], "slice_steps: 1 to 100,000"),
-        ({"slice_steps": 10**12}, {"seed": 0}, [["a"]], "slice_steps: 1 to 100,000"),
-        (
-            {"slice_steps": 5},
-            {"seed": 0, "data": {"batch_size": {}}},
-            [["a"]],
-            "config of a: data.batch_size: Input should be a valid integer",
-        ),
-        (
-            {"slice_steps": 5},
-            {"seed": 0},
-            [["a"]],
-            "scenario_text.probes: not valid settings of a run: Key",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("scenario_text", "config", "order", "problem"), [
+    ({}, {"seed": 0}, [["a"]], "slice_steps: missing"),
+    ({"slice_steps": "5"}, {"seed": 0}, [["a"]], "slice_steps: expected a whole number, got '5'"),
+    ({"slice_steps": 5}, {"seed": None}, [["a"]], "seed: expected a whole number, got None"),
+    ({"slice_steps": 5}, {"seed": 0}, [["a"], ["a", "b"]], "order: no arm is called b"),
+    ({"slice_steps": -1}, {"seed": 0}, [["a"]], "slice_steps: 1 to 100,000"),
+    ({"slice_steps": 10**12}, {"seed": 0}, [["a"]], "slice_steps: 1 to 100,000"),
+    ({"slice_steps": 5}, {"seed": 0, "data": {"batch_size": {}}}, [["a"]],
+     "config of a: data.batch_size: Input should be a valid integer"),
+    ({"slice_steps": 5}, {"seed": 0}, [["a"]], "scenario_text.probes: not valid settings of a run: Key"),
+])  # fmt: skip
 def test_a_study_that_no_longer_says_what_to_run_is_not_resumed(
     tmp_path: Path, scenario_text: JsonObject, config: JsonObject, order: list[list[str]], problem: str
 ) -> None:

@@ -313,15 +313,12 @@ def test_after_damage_everything_is_copied_again(folder: Path, content: str) -> 
     assert len(Destination(folder, "memory://bucket/there").missing()) == 5
 
 
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("there", "upload: there: not a URL; give one"),
-        ("nosuch://there", "upload: nosuch://: "),
-        ("s3://me:secret@bucket/x", "must not contain credentials"),
-        ("file://{folder}/in/it", "the copy would contain itself"),
-    ],
-)
+@pytest.mark.parametrize(("url", "message"), [
+    ("there", "upload: there: not a URL; give one"),
+    ("nosuch://there", "upload: nosuch://: "),
+    ("s3://me:secret@bucket/x", "must not contain credentials"),
+    ("file://{folder}/in/it", "the copy would contain itself"),
+])  # fmt: skip
 def test_a_url_that_cannot_be_is_one_line(folder: Path, url: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
         Destination(folder, url.format(folder=folder))

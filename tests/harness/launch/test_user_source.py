@@ -104,15 +104,12 @@ def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.Monke
     assert "code of data.source own_items:make changed since the study began" in again.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (("def make(", "def other("), "own_items has no function make"),
-        (("torch.full((self.length,), index)", "torch.full((self.length,), -1)"), "gives ids from -1 to -1, but model"),
-        (("import torch\n", "import torch, os; os._exit(7)\n"), "ended its process (exit code 7): no output"),
-        (("import torch\n", "import os; os.kill(os.getpid(), 9)\n"), "was killed by SIGKILL (out of memory?): "),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), [
+    (("def make(", "def other("), "own_items has no function make"),
+    (("torch.full((self.length,), index)", "torch.full((self.length,), -1)"), "gives ids from -1 to -1, but model"),
+    (("import torch\n", "import torch, os; os._exit(7)\n"), "ended its process (exit code 7): no output"),
+    (("import torch\n", "import os; os.kill(os.getpid(), 9)\n"), "was killed by SIGKILL (out of memory?): "),
+])  # fmt: skip
 def test_a_source_that_cannot_work_is_one_line_before_anything_is_measured(
     folder: Path, change: tuple[str, str], problem: str
 ) -> None:

@@ -41,18 +41,15 @@ def config_of(log_every: int, **compute: Any) -> TrainerConfig:
     return TrainerConfig.model_validate({"data": data, "compute": compute, "log_every": log_every})
 
 
-@pytest.mark.parametrize(
-    ("config", "asynchronous", "period"),
-    [
-        (config_of(10), True, 10),
-        (config_of(10), False, 1),
-        (config_of(1), True, 1),
-        (config_of(MOST_PERIOD + 1), True, 1),  # so many steps are not taken for that
-        (config_of(10, check_finite=True), True, 1),
-        (config_of(10, sync="late"), True, 1),
-        (config_of(10, sync="every-step"), True, 1),
-    ],
-)
+@pytest.mark.parametrize(("config", "asynchronous", "period"), [
+    (config_of(10), True, 10),
+    (config_of(10), False, 1),
+    (config_of(1), True, 1),
+    (config_of(MOST_PERIOD + 1), True, 1),  # so many steps are not taken for that
+    (config_of(10, check_finite=True), True, 1),
+    (config_of(10, sync="late"), True, 1),
+    (config_of(10, sync="every-step"), True, 1),
+])  # fmt: skip
 def test_only_a_host_that_waits_at_log_lines_alone_has_a_period(
     config: TrainerConfig, asynchronous: bool, period: int
 ) -> None:

@@ -161,8 +161,8 @@ def test_processes_of_two_kinds_are_not_hidden_by_the_median_of_memory_or_startu
         ([0.0, 0.01, -0.01, 0.2, 0.2], (3, 4)),
         ([0.2, 0.2, 0.2, 0.0, 0.0], None),  # the typical one is slower
         ([0.0, 0.05, -0.05, 0.1, 0.15], None),  # scatter
-        ([0.0, 0.02, 0.04, 0.12, 0.12], None),  # a gap of twice the range of the others
-        ([0.0, 0.02, 0.04, 0.13, 0.13], (3, 4)),
+        ([0.0, 0.02, 0.04, 0.15, 0.15], None),  # a gap of less than three times the range of the others
+        ([0.0, 0.02, 0.04, 0.17, 0.17], (3, 4)),
         ([0.0] * 18 + [0.05] * 2, None),  # 0.5 % of the time in all
     ],
 )

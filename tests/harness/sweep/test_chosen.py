@@ -34,14 +34,11 @@ def test_it_is_the_newest_sweep_of_a_folder_or_the_one_that_is_named(tmp_path: P
     assert chosen_rate(str(older), "--rate-of") == (rate_of(STRATEGIES / "mup"), older)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"chosen": None}, "the sweep chose no learning rate; its summary.md says why"),
-        ({"status": "interrupted"}, "the sweep is not done (interrupted); complete it: harness sweep --resume"),
-        ({"chosen": {"learning_rate": "high"}}, "no report of a sweep"),
-    ],
-)
+@pytest.mark.parametrize(("change", "why"), [
+    ({"chosen": None}, "the sweep chose no learning rate; its summary.md says why"),
+    ({"status": "interrupted"}, "the sweep is not done (interrupted); complete it: harness sweep --resume"),
+    ({"chosen": {"learning_rate": "high"}}, "no report of a sweep"),
+])  # fmt: skip
 def test_what_chose_no_rate_is_one_line(tmp_path: Path, change: dict[str, object], why: str) -> None:
     summary = json.loads((GRID / "summary.json").read_text())
     (tmp_path / "summary.json").write_text(json.dumps(summary | change))

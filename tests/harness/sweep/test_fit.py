@@ -81,9 +81,15 @@ def test_the_binomial_allowance_is_the_known_one() -> None:
     assert 950 - 4 * math.sqrt(1000 * 0.95 * 0.05) < fewest(1000) < 950
 
 
+NOISES = [  # spacing, noise in steps between neighbours
+    pytest.param(spacing, noise, marks=() if (spacing, noise) == (2, 1) else pytest.mark.nightly)
+    for spacing in (1.5, 2, 3)
+    for noise in (0.3, 1, 2)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [0.3, 1, 2])  # in steps between neighbours
-@pytest.mark.parametrize("spacing", [1.5, 2, 3])
+@pytest.mark.parametrize(("spacing", "noise"), NOISES)
 @pytest.mark.parametrize("curve", CURVES)
 def test_intervals_hold_the_minimum_of_any_curve_with_noise_in_95_percent(
     curve: str, spacing: float, noise: float
@@ -120,6 +126,7 @@ def test_intervals_of_close_rates_hold_the_minimum_in_95_percent(curve: str, sea
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("noise", [0.3, 1])  # in octaves
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("curve", CURVES)
@@ -147,7 +154,7 @@ def test_of_six_to_twelve_rates_an_interval_is_two_or_three_spacings(curve: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [2, 4])
+@pytest.mark.parametrize("seeds", [pytest.param(2, marks=pytest.mark.nightly), 4])
 def test_intervals_of_several_seeds_hold_the_minimum_in_95_percent(seeds: int) -> None:
     """Around the lowest rate alone it was 90 to 92 %."""
     found = [(one, fit_optimum(one.rates, one.losses)) for one in drawn_sweeps("exponential", 2, 4, 1100, seeds)]
@@ -226,7 +233,7 @@ def test_a_lopsided_curve_widens_the_interval() -> None:
     found = fitted(rates, losses)
     assert 0.8 < found.learning_rate / BEST < 1
     assert found.vertex_high is not None
-    assert found.vertex_high > 1.03 * found.learning_rate
+    assert found.vertex_high > 0.95 * BEST  # 0.92 of the quadratic alone
 
 
 def test_a_lowest_trial_below_the_fitted_minimum_is_never_outside_the_interval() -> None:
@@ -272,18 +279,15 @@ def test_a_cliff_next_to_the_optimum_does_not_move_it() -> None:
     assert found.points == 4
 
 
-@pytest.mark.parametrize(
-    ("losses", "reason"),
-    [
-        ([], "too-few"),
-        ([5.0], "too-few"),
-        ([5.0, 4.9, 5.1], "too-few"),
-        ([math.nan] * 6, "too-few"),
-        ([5.0, 4.0, math.inf, math.nan, 4.5], "too-few"),
-        ([5.0] * 6, "flat"),
-        ([5.0, 5.2, 5.3, 5.2, 5.0], "not-convex"),
-    ],
-)
+@pytest.mark.parametrize(("losses", "reason"), [
+    ([], "too-few"),
+    ([5.0], "too-few"),
+    ([5.0, 4.9, 5.1], "too-few"),
+    ([math.nan] * 6, "too-few"),
+    ([5.0, 4.0, math.inf, math.nan, 4.5], "too-few"),
+    ([5.0] * 6, "flat"),
+    ([5.0, 5.2, 5.3, 5.2, 5.0], "not-convex"),
+])  # fmt: skip
 def test_what_has_no_optimum_is_refused(losses: list[float], reason: str) -> None:
     found = fit_optimum(GRID[: len(losses)], losses)
     assert isinstance(found, NoOptimum)
@@ -298,10 +302,7 @@ def test_wrong_input_is_an_error() -> None:
 
 
 rates_and_losses = st.lists(
-    st.tuples(
-        st.floats(1e-12, 1e6),
-        st.one_of(st.none(), st.floats(), st.floats(0, 20), st.integers(0, 3).map(float)),
-    ),
+    st.tuples(st.floats(1e-12, 1e6), st.one_of(st.none(), st.floats(), st.floats(0, 20), st.integers(0, 3).map(float))),
     max_size=14,
 )
 

@@ -109,23 +109,20 @@ def test_it_has_an_end(code: str) -> None:
     assert [(one.trials, one.steps, one.exact) for one in strategy.stages(space())] == [(5, 100, False)]
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("no_generator", r"returned \[0.001\], no generator"),
-        ("no_function", "has no function no_function"),
-        ("missing", "has no function missing"),
-        ("no_rate", "yielded '1e-3'; allowed: a learning rate from 0.0001 to 0.1"),
-        ("too_large", "yielded 100000.0; allowed: a learning rate from 0.0001 to 0.1"),
-        ("planned_too_large", "yielded TrialPlan.*; allowed: a learning rate from 0.0001 to 0.1"),
-        ("exits", r"called sys.exit\(3\).*; allowed: return"),
-        ("exits_first", r"called sys.exit\(3\)"),
-        ("negative", "yielded -0.001; allowed"),
-        ("no_steps", "yielded TrialPlan.*; allowed"),
-        ("unkept", "yielded TrialPlan.*; allowed"),
-        ("fails", "failed: KeyError"),
-    ],
-)
+@pytest.mark.parametrize(("function", "message"), [
+    ("no_generator", r"returned \[0.001\], no generator"),
+    ("no_function", "has no function no_function"),
+    ("missing", "has no function missing"),
+    ("no_rate", "yielded '1e-3'; allowed: a learning rate from 0.0001 to 0.1"),
+    ("too_large", "yielded 100000.0; allowed: a learning rate from 0.0001 to 0.1"),
+    ("planned_too_large", "yielded TrialPlan.*; allowed: a learning rate from 0.0001 to 0.1"),
+    ("exits", r"called sys.exit\(3\).*; allowed: return"),
+    ("exits_first", r"called sys.exit\(3\)"),
+    ("negative", "yielded -0.001; allowed"),
+    ("no_steps", "yielded TrialPlan.*; allowed"),
+    ("unkept", "yielded TrialPlan.*; allowed"),
+    ("fails", "failed: KeyError"),
+])  # fmt: skip
 def test_what_is_no_strategy_is_refused_in_one_line(code: str, function: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
         run(own(f"{code}:{function}"), space(), curve(1e-3))

@@ -149,15 +149,12 @@ def test_an_optimum_at_the_end_of_its_range_is_left_out() -> None:
     assert fit_power_law(SIZES, [optimum(1e-3), optimum(9e-4), edge]) == NoPowerLaw("too-few-sizes", 2, 1)
 
 
-@pytest.mark.parametrize(
-    ("rates", "half", "size", "reason"),
-    [
-        ([1e-3, 8e-3, 1e-3], 0.1, TARGET, "scatter"),
-        ([3e-3, 2e-3, 1.5e-3], 2.0, TARGET, "slope"),
-        ([3e-3, 2.3e-3, 1.7e-3], 0.05, 1e12, "too-far"),
-        ([3e-3, 2.3e-3, 1.7e-3], 0.6, 3e9, "interval"),
-    ],
-)
+@pytest.mark.parametrize(("rates", "half", "size", "reason"), [
+    ([1e-3, 8e-3, 1e-3], 0.1, TARGET, "scatter"),
+    ([3e-3, 2e-3, 1.5e-3], 2.0, TARGET, "slope"),
+    ([3e-3, 2.3e-3, 1.7e-3], 0.05, 1e12, "too-far"),
+    ([3e-3, 2.3e-3, 1.7e-3], 0.6, 3e9, "interval"),
+])  # fmt: skip
 def test_a_meaningless_extrapolation_is_refused(rates: list[float], half: float, size: float, reason: str) -> None:
     found = extrapolate(law([optimum(rate, half) for rate in rates]), size)
     assert isinstance(found, NoExtrapolation)

@@ -177,13 +177,10 @@ def test_an_optimum_without_an_interval_is_in_no_line_and_drawn_as_such() -> Non
     assert sum(text.arrow_patch is not None for text in axes.texts) == 1  # its open end
 
 
-@pytest.mark.parametrize(
-    ("best", "reason", "words"),
-    [
-        ({1: 1e-3, 2: 2e-2, 3: 1e-3}, "scatter", "the optima follow no line (R2 0.0"),
-        ({1: 2e-2, 2: 8e-3, 3: 4.2e-3}, "interval", "the prediction interval spans a factor of"),
-    ],
-)
+@pytest.mark.parametrize(("best", "reason", "words"), [
+    ({1: 1e-3, 2: 2e-2, 3: 1e-3}, "scatter", "the optima follow no line (R2 0.0"),
+    ({1: 2e-2, 2: 8e-3, 3: 4.2e-3}, "interval", "the prediction interval spans a factor of"),
+])  # fmt: skip
 def test_a_meaningless_line_is_refused(best: dict[int, float], reason: str, words: str) -> None:
     def answer(plan: TrialPlan) -> Trial:
         layers = plan.overrides["model.layers"]
@@ -271,24 +268,16 @@ def test_no_trial_has_ended_yet() -> None:
         assert one.curves == ()
 
 
-@pytest.mark.parametrize(
-    ("of", "model", "message"),
-    [
-        (ModelScalingStrategy(name="model-scaling"), {"config": {"model_type": "gpt2"}}, "give model.preset"),
-        (MupStrategy(name="mup"), {"preset": "distilbert"}, r"strategy.widths\[0\]: .*not for the family distilbert"),
-        (MupStrategy(name="mup", widths=[96]), GPT2, "96 is not a multiple of the width of the model's heads"),
-        (MupStrategy(name="mup", widths=[64, 64]), GPT2, "two sizes are equal .width 64"),
-        (DataScalingStrategy(name="data-scaling", tokens=[1, 2, 3]), GPT2, "two sizes are equal .2,048 tokens"),
-        (
-            ModelScalingStrategy(
-                name="model-scaling",
-                sizes=[ModelSize(layers=1, width=64, heads=3), *ModelScalingStrategy(name="model-scaling").sizes[1:]],
-            ),
-            GPT2,
-            r"strategy.sizes\[0\]: model.width: 64 is not a multiple of model.heads",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("of", "model", "message"), [
+    (ModelScalingStrategy(name="model-scaling"), {"config": {"model_type": "gpt2"}}, "give model.preset"),
+    (MupStrategy(name="mup"), {"preset": "distilbert"}, r"strategy.widths\[0\]: .*not for the family distilbert"),
+    (MupStrategy(name="mup", widths=[96]), GPT2, "96 is not a multiple of the width of the model's heads"),
+    (MupStrategy(name="mup", widths=[64, 64]), GPT2, "two sizes are equal .width 64"),
+    (DataScalingStrategy(name="data-scaling", tokens=[1, 2, 3]), GPT2, "two sizes are equal .2,048 tokens"),
+    (ModelScalingStrategy(name="model-scaling", sizes=[ModelSize(layers=1, width=64, heads=3),
+     *ModelScalingStrategy(name="model-scaling").sizes[1:]]), GPT2,
+     r"strategy.sizes\[0\]: model.width: 64 is not a multiple of model.heads"),
+])  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(of: Any, model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         of.stages(space(model))

@@ -207,15 +207,12 @@ def test_the_first_rates_of_a_grid_lie_all_over_the_range() -> None:
     assert spread([float(one) for one in range(8)]) == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        GridStrategy(name="grid"),
-        GreedyStrategy(name="greedy"),
-        EarlyStoppingStrategy(name="early-stopping", draw="random"),
-        HyperbandStrategy(name="hyperband", R=9),
-    ],
-)
+@pytest.mark.parametrize("strategy", [
+    GridStrategy(name="grid"),
+    GreedyStrategy(name="greedy"),
+    EarlyStoppingStrategy(name="early-stopping", draw="random"),
+    HyperbandStrategy(name="hyperband", R=9),
+])  # fmt: skip
 def test_a_strategy_that_is_sent_the_same_trials_asks_the_same(strategy: Strategy) -> None:
     """So a sweep that was killed anywhere goes on with what it would have asked for."""
     answer = curve(3e-3, diverges=3e-2)

@@ -172,17 +172,14 @@ def test_recorded_durations_are_replayed_in_order(log: Log, tmp_path: Path) -> N
     assert [kernel.end_ns - kernel.start_ns for kernel in log.kernels] == [0.5 * MS, MS, 1.5 * MS, 0.5 * MS]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[]", 'expected {"forward_ms"'),
-        ("{", "not readable JSON"),
-        ('{"forward": [1]}', "unknown key 'forward'; allowed: h2d_ms"),
-        ('{"forward_ms": [1, -1]}', "each from 0 to 60000"),
-        ('{"forward_ms": []}', "a list of milliseconds"),
-        ('{"forward_ms": [true]}', "a list of milliseconds"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    ("[]", 'expected {"forward_ms"'),
+    ("{", "not readable JSON"),
+    ('{"forward": [1]}', "unknown key 'forward'; allowed: h2d_ms"),
+    ('{"forward_ms": [1, -1]}', "each from 0 to 60000"),
+    ('{"forward_ms": []}', "a list of milliseconds"),
+    ('{"forward_ms": [true]}', "a list of milliseconds"),
+])  # fmt: skip
 def test_a_broken_recording_is_one_line(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "kernels.json").write_text(content)
     with pytest.raises(InputError, match=r"compute\.device\.recorded") as caught:

@@ -59,15 +59,12 @@ def test_the_tables_tell_by_how_much_further_ahead_the_host_was_at_the_end() -> 
     assert abs(use.ahead_ns) < 0.005 * use.wall_ns
 
 
-@pytest.mark.parametrize(
-    ("declared", "most"),
-    [
-        (replace(LAUNCH_BOUND, warmup=1, sync="late"), 2),  # the device runs dry in each step
-        (replace(BEHIND, sync="norm"), 1),  # the host waits in each step, and is slow in the first
-        (replace(BEHIND, sync="norm", check_finite=False, log_every=10), 1),  # it waits at the log lines alone
-        (replace(BEHIND, data_ms=40.0), 2),
-    ],
-)
+@pytest.mark.parametrize(("declared", "most"), [
+    (replace(LAUNCH_BOUND, warmup=1, sync="late"), 2),  # the device runs dry in each step
+    (replace(BEHIND, sync="norm"), 1),  # the host waits in each step, and is slow in the first
+    (replace(BEHIND, sync="norm", check_finite=False, log_every=10), 1),  # it waits at the log lines alone
+    (replace(BEHIND, data_ms=40.0), 2),
+])  # fmt: skip
 def test_loops_whose_steps_are_all_alike_take_next_to_no_more_warm_up(declared: Declared, most: int) -> None:
     assert record(replace(declared, settle=MAX_ADDED_STEPS)).settling <= most
 
@@ -115,14 +112,11 @@ def test_a_device_is_held_for_longer_than_the_fastest_step_once_three_steps_are_
     assert not lead.settled
 
 
-@pytest.mark.parametrize(
-    ("keys", "most"),
-    [
-        ({"compute": {"device": "cpu"}}, 0),
-        ({"compute": {"device": "auto"}}, MAX_ADDED_STEPS),
-        ({"compute": {"device": {"emulated": "gh200"}}}, MAX_ADDED_STEPS),
-    ],
-)
+@pytest.mark.parametrize(("keys", "most"), [
+    ({"compute": {"device": "cpu"}}, 0),
+    ({"compute": {"device": "auto"}}, MAX_ADDED_STEPS),
+    ({"compute": {"device": {"emulated": "gh200"}}}, MAX_ADDED_STEPS),
+])  # fmt: skip
 def test_a_cpu_with_batches_made_inline_takes_no_more(keys: dict[str, object], most: int) -> None:
     assert most_extra_steps(TrainerConfig.model_validate(keys)) == most
 

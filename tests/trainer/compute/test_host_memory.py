@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests import warm
+from tests.commands import ROOT
 
 # Allocates 160 MB as a step does, from many blocks, and frees it; prints the page faults of the third time.
 STEPS = """
@@ -61,7 +66,11 @@ print(sum(now - then > 1000 for then, now in itertools.pairwise(faults[40:])))
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_a_step_leaves_nothing_behind_that_lies_in_the_way_of_the_next_one() -> None:
+def test_a_step_leaves_nothing_behind_that_lies_in_the_way_of_the_next_one(tmp_path: Path) -> None:
     """Losses were kept as tensors until they were logged: most steps took some thousand pages more."""
-    done = subprocess.run([sys.executable, "-c", TRAINS], capture_output=True, text=True, timeout=300, check=True)
-    assert int(done.stdout.splitlines()[-1]) <= 5
+    program = tmp_path / "trains.py"
+    program.write_text(TRAINS)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with warm.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        printed, _ = process.communicate(timeout=300)
+    assert int(printed.splitlines()[-1]) <= 5

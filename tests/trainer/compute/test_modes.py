@@ -19,16 +19,9 @@ from trainer.errors import InputError
 
 TINY = {"preset": "gpt2-tiny", "layers": 3, "width": 32, "vocab_size": 64}
 QWEN = {
-    "config": {
-        "model_type": "qwen2",
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "vocab_size": 64,
-    }
-}
+    "config": {"model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64},
+}  # fmt: skip
 MASKED = {**TINY, "preset": "distilbert", "heads": 4}
 
 
@@ -184,6 +177,7 @@ def returned(graphs: list[torch.fx.Graph]) -> list[tuple[int, ...]]:
 def test_a_compiled_model_trains_alike_and_returns_its_loss_alone(
     model: dict[str, Any], graphs: list[torch.fx.Graph]
 ) -> None:
+    model = model | {"layers": 1}
     assert losses(model | {"compile": True}) == losses(model)
     assert returned(graphs) == [()]
 
@@ -191,14 +185,14 @@ def test_a_compiled_model_trains_alike_and_returns_its_loss_alone(
 @pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
 def test_compiled_attention_over_joined_documents_takes_no_mask(preset: str, graphs: list[torch.fx.Graph]) -> None:
     """With a mask it takes twice as long on an H200."""
-    losses({**TINY, "preset": preset, "compile": True}, steps=1)
+    losses({**TINY, "preset": preset, "layers": 1, "compile": True}, steps=1)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     calls = [node.kwargs for graph in graphs for node in graph.nodes if node.target is sdpa]
-    assert [(one["attn_mask"], one["is_causal"]) for one in calls] == [(None, True)] * 3
+    assert [(one["attn_mask"], one["is_causal"]) for one in calls] == [(None, True)]
 
 
 def test_a_batch_without_labels_trains_nothing_and_compiles_nothing_more(graphs: list[torch.fx.Graph]) -> None:
-    compute = build_compute(config(TINY | {"compile": True}), 64)
+    compute = build_compute(config(TINY | {"layers": 1, "compile": True}), 64)
     assert isinstance(compute, TorchCompute)
     compute.forward(batch())
     before = modes.compilations()

@@ -164,16 +164,13 @@ def compute_mup(width: int) -> Any:
     return config.model.mup
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"mup": {}}, "base_width"),
-        ({"mup": {"base_width": 0}}, "greater than or equal to 1"),
-        ({"mup": {"base_width": 64, "base_heads": 3}}, "64 is not a multiple of base_heads"),
-        ({"preset": "distilbert", "mup": {"base_width": 64}}, "allowed: gpt2, llama"),
-        ({"config": {"model_type": "gpt2"}, "mup": {"base_width": 64}}, "only for a preset"),
-    ],
-)
+@pytest.mark.parametrize(("model", "message"), [
+    ({"mup": {}}, "base_width"),
+    ({"mup": {"base_width": 0}}, "greater than or equal to 1"),
+    ({"mup": {"base_width": 64, "base_heads": 3}}, "64 is not a multiple of base_heads"),
+    ({"preset": "distilbert", "mup": {"base_width": 64}}, "allowed: gpt2, llama"),
+    ({"config": {"model_type": "gpt2"}, "mup": {"base_width": 64}}, "only for a preset"),
+])  # fmt: skip
 def test_what_it_cannot_be_is_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainerConfig.model_validate({"model": model})

@@ -100,14 +100,11 @@ def test_a_batch_without_labels_trains_nothing(model: dict[str, object]) -> None
     compute.check_finite(compute.clip_gradients(), 0)
 
 
-@pytest.mark.parametrize(
-    ("model", "first", "problem"),
-    [
-        ({"factory": "own_model:make", "vocab_size": 32}, 32, "gives the id 32, but model.vocab_size is 32"),
-        ({"preset": "gpt2-tiny", "layers": 1, "vocab_size": 32}, -1, "gives the id -1, but model.vocab_size is 32"),
-        ({"factory": "own_model:make"}, 77, "gives ids from 2 to 77, of which own_model:make may not have all: an"),
-    ],
-)
+@pytest.mark.parametrize(("model", "first", "problem"), [
+    ({"factory": "own_model:make", "vocab_size": 32}, 32, "gives the id 32, but model.vocab_size is 32"),
+    ({"preset": "gpt2-tiny", "layers": 1, "vocab_size": 32}, -1, "gives the id -1, but model.vocab_size is 32"),
+    ({"factory": "own_model:make"}, 77, "gives ids from 2 to 77, of which own_model:make may not have all: an"),
+])  # fmt: skip
 def test_an_id_of_the_users_source_that_the_model_does_not_have_is_one_line(
     model: dict[str, object], first: int, problem: str
 ) -> None:
@@ -156,15 +153,12 @@ def test_what_holds_no_loss(output: object) -> None:
         loss_of(output, "own_model:make")
 
 
-@pytest.mark.parametrize(
-    ("function", "problem"),
-    [
-        ("number", "gave a int; a torch module that can be trained is due"),
-        ("empty", "gave a Module; a torch module that can be trained is due"),
-        ("broken", "own_model:broken failed: RuntimeError: no weights there"),
-        ("absent", "own_model has no function absent"),
-    ],
-)
+@pytest.mark.parametrize(("function", "problem"), [
+    ("number", "gave a int; a torch module that can be trained is due"),
+    ("empty", "gave a Module; a torch module that can be trained is due"),
+    ("broken", "own_model:broken failed: RuntimeError: no weights there"),
+    ("absent", "own_model has no function absent"),
+])  # fmt: skip
 def test_what_cannot_work_is_one_line(function: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem) as error:
         build_compute(config(function), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from tests.trainer.data.conftest import WORDS, write_parquet
+from tests.trainer.rank_processes import rank_context
 from trainer import telemetry
 from trainer.compute.build import build_compute
 from trainer.compute.parallel import Parallel
@@ -140,11 +140,11 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
     assert alone[4].losses[0] > alone[4].losses[STEPS - 1]  # it trains
     places = {arm: meeting_place() for arm in [*ARMS, "differ"]}
     ports = {arm: place.getsockname()[1] for arm, place in places.items()}
-    spawn = multiprocessing.get_context("spawn")
-    pipes = [spawn.Pipe(duplex=False) for _ in range(2)]
-    go = spawn.Event()
+    context = rank_context()
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
+    go = context.Event()
     ranks = [
-        spawn.Process(
+        context.Process(
             target=serve, args=(number, corpus, ports, {} if number else places, pipes[number][1], go), daemon=True
         )
         for number in range(2)

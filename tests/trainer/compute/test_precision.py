@@ -146,16 +146,13 @@ def test_a_finite_step_in_between_begins_the_count_anew() -> None:
         NormCheck(None)(math.nan, 7)
 
 
-@pytest.mark.parametrize(
-    ("capability", "allowed"),
-    [
-        (None, ["fp32", "bf16", "pure-bf16", "fp16"]),
-        ((5, 2), ["fp32"]),
-        ((7, 5), ["fp32", "fp16"]),
-        ((8, 0), ["fp32", "tf32", "bf16", "pure-bf16", "fp16"]),
-        ((12, 0), ["fp32", "tf32", "bf16", "pure-bf16", "fp16"]),
-    ],
-)
+@pytest.mark.parametrize(("capability", "allowed"), [
+    (None, ["fp32", "bf16", "pure-bf16", "fp16"]),
+    ((5, 2), ["fp32"]),
+    ((7, 5), ["fp32", "fp16"]),
+    ((8, 0), ["fp32", "tf32", "bf16", "pure-bf16", "fp16"]),
+    ((12, 0), ["fp32", "tf32", "bf16", "pure-bf16", "fp16"]),
+])  # fmt: skip
 def test_what_a_device_allows(capability: tuple[int, int] | None, allowed: list[str]) -> None:
     assert allowed_precisions(capability) == allowed
     for precision in ("fp32", "tf32", "bf16", "pure-bf16", "fp16"):

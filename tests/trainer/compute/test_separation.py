@@ -120,15 +120,12 @@ def test_a_model_of_masked_tokens_is_refused() -> None:
         build_compute(config(preset="distilbert", heads=4), 64)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("ignores", "lets a document attend to earlier documents, for any position_ids"),
-        ("without", "has no parameter position_ids"),
-        ("fails", r"fails with position_ids that restart \(RuntimeError\)"),
-        ("silent", "returns no logits, so document separation cannot be checked"),
-    ],
-)
+@pytest.mark.parametrize(("name", "reason"), [
+    ("ignores", "lets a document attend to earlier documents, for any position_ids"),
+    ("without", "has no parameter position_ids"),
+    ("fails", r"fails with position_ids that restart \(RuntimeError\)"),
+    ("silent", "returns no logits, so document separation cannot be checked"),
+])  # fmt: skip
 def test_what_does_not_keep_documents_apart_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
 ) -> None:

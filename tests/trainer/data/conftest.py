@@ -15,21 +15,9 @@ from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 
 WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "étude",
-    "漢字",
-    "🙂",
-    "ValueError(x[0])",
-    ";",
+    "the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "étude", "漢字", "🙂", "ValueError(x[0])", ";",
     "None",
-]
+]  # fmt: skip
 
 
 def make_texts(count: int = 60) -> list[str]:

@@ -92,16 +92,13 @@ def test_memory_of_a_pinned_buffer_is_asked_for_as_such(monkeypatch: pytest.Monk
     assert buffer.is_free
 
 
-@pytest.mark.parametrize(
-    ("path", "access"),
-    [
-        ("tokens-mmap", "scalar"),
-        ("tokens-stream", "zero-copy"),
-        ("tokens-padded", "zero-copy"),
-        ("text-padded", "zero-copy"),
-        ("text-stream", "zero-copy"),
-    ],
-)
+@pytest.mark.parametrize(("path", "access"), [
+    ("tokens-mmap", "scalar"),
+    ("tokens-stream", "zero-copy"),
+    ("tokens-padded", "zero-copy"),
+    ("text-padded", "zero-copy"),
+    ("text-stream", "zero-copy"),
+])  # fmt: skip
 @pytest.mark.parametrize("masked", [False, True])
 def test_batches_that_are_kept_stay_what_they_were(make_config: Make, path: str, access: str, masked: bool) -> None:
     config = make_config(path=path, access=access)

@@ -145,19 +145,13 @@ def to_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", cache.DIGESTS])
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (flip, "one differs from what was written|digests.json: not readable"),
-        (lambda path: path.write_text(""), "one differs from what was written|digests.json: not readable"),
-        (to_folder, "one: Is a directory|digests.json: Is a directory"),
-        (lambda path: path.write_text("[]"), "one differs from what was written|digests.json: not an object"),
-        (
-            lambda path: path.write_text("{}"),
-            "(one|entry.txt) differs from what was written",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("damage", "why"), [
+    (flip, "one differs from what was written|digests.json: not readable"),
+    (lambda path: path.write_text(""), "one differs from what was written|digests.json: not readable"),
+    (to_folder, "one: Is a directory|digests.json: Is a directory"),
+    (lambda path: path.write_text("[]"), "one differs from what was written|digests.json: not an object"),
+    (lambda path: path.write_text("{}"), "(one|entry.txt) differs from what was written"),
+])  # fmt: skip
 def test_a_damaged_folder_is_built_again_and_says_so(
     fresh_cache: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], object], why: str
 ) -> None:

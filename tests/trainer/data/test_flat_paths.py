@@ -273,18 +273,12 @@ def test_a_dose_reads_every_batch_again(make_config: Make, monkeypatch: pytest.M
         assert_same(left, right)
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"path": "tokens-stream", "shuffle": "windows"},
-            r"shuffle: windows .* path tokens-stream .* tokens-mmap",
-        ),
-        ({"path": "text-stream", "global_order": True}, r"global_order: with path text-stream and access scalar"),
-        ({"path": "tokens-padded", "documents": "separated"}, r"documents: separated needs packed rows of arrays"),
-        ({"path": "tokens-stream", "documents": "separated"}, r"allowed: path tokens-mmap, or text-stream, tokens-"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "line"), [
+    ({"path": "tokens-stream", "shuffle": "windows"}, r"shuffle: windows .* path tokens-stream .* tokens-mmap"),
+    ({"path": "text-stream", "global_order": True}, r"global_order: with path text-stream and access scalar"),
+    ({"path": "tokens-padded", "documents": "separated"}, r"documents: separated needs packed rows of arrays"),
+    ({"path": "tokens-stream", "documents": "separated"}, r"allowed: path tokens-mmap, or text-stream, tokens-"),
+])  # fmt: skip
 def test_what_a_path_cannot_do_is_refused(make_config: Make, changes: dict[str, object], line: str) -> None:
     with pytest.raises(ValidationError, match=line):
         make_config(**changes)

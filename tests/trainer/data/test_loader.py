@@ -129,20 +129,13 @@ class Ended:
         raise self._error
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "how"),
-    [
-        (
-            -signal.SIGTERM,
-            RuntimeError("DataLoader worker (pid 2) is killed by signal: Terminated."),
-            "killed by SIGTERM",
-        ),
-        (1, RuntimeError("DataLoader worker (pid 2) exited unexpectedly with exit code 1."), "exit code 1"),
-        (0, FileNotFoundError(2, "No such file or directory"), "exit code 0"),
-        (0, ConnectionRefusedError(111, "Connection refused"), "exit code 0"),
-        (3, EOFError(), "exit code 3"),
-    ],
-)
+@pytest.mark.parametrize(("code", "error", "how"), [
+    (-signal.SIGTERM, RuntimeError("DataLoader worker (pid 2) is killed by signal: Terminated."), "killed by SIGTERM"),
+    (1, RuntimeError("DataLoader worker (pid 2) exited unexpectedly with exit code 1."), "exit code 1"),
+    (0, FileNotFoundError(2, "No such file or directory"), "exit code 0"),
+    (0, ConnectionRefusedError(111, "Connection refused"), "exit code 0"),
+    (3, EOFError(), "exit code 3"),
+])  # fmt: skip
 def test_every_end_of_a_worker_is_named(code: int, error: Exception, how: str) -> None:
     iterator: Any = Ended(code, error)
     late = LateBatch(workers=2, timeout_s=15)

@@ -78,14 +78,11 @@ def test_what_was_built_in_a_slot_is_not_copied(monkeypatch: pytest.MonkeyPatch)
     assert _batch_in(theirs[0], answer).labels.tolist() == [[8] * 4]
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        batch_of(3, 4),
-        batch_of(attention_mask=torch.ones(2, 4, dtype=torch.bool)),
-        batch_of(position_ids=torch.zeros(2, 4, dtype=torch.int64)),
-    ],
-)
+@pytest.mark.parametrize("sent", [
+    batch_of(3, 4),
+    batch_of(attention_mask=torch.ones(2, 4, dtype=torch.bool)),
+    batch_of(position_ids=torch.zeros(2, 4, dtype=torch.int64)),
+])  # fmt: skip
 def test_what_has_no_room_travels_whole(sent: Batch) -> None:
     ours, _ = shared(fields=FIELDS[:3])
     answer = ours.fill(sent)
@@ -145,16 +142,13 @@ def fails() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"path": "tokens-mmap"},
-        {"path": "text-padded", "workers": 1, "prefetch": 1},
-        {"path": "text-stream", "access": "zero-copy", "documents": "separated", "inject": DataInject(read_ms=1)},
-        {"path": "tokens-padded", "access": "zero-copy", "replay": True},
-        {"source": f"{__name__}:rows"},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"path": "tokens-mmap"},
+    {"path": "text-padded", "workers": 1, "prefetch": 1},
+    {"path": "text-stream", "access": "zero-copy", "documents": "separated", "inject": DataInject(read_ms=1)},
+    {"path": "tokens-padded", "access": "zero-copy", "replay": True},
+    {"source": f"{__name__}:rows"},
+])  # fmt: skip
 def test_batches_and_traces_are_those_of_dataloader(make_config: Make, changes: dict[str, Any]) -> None:
     found = {}
     for transport in ("ring", "dataloader"):
@@ -183,7 +177,7 @@ def test_batches_and_traces_are_those_of_dataloader(make_config: Make, changes: 
 
 @pytest.mark.slow
 def test_a_program_may_keep_every_batch(make_config: Make) -> None:
-    config = make_config(path="tokens-mmap", workers=2, transport="ring", start_method="spawn")
+    config = make_config(path="tokens-mmap", workers=1, transport="ring", start_method="spawn")
     with open_batches(config, prepare(config), seed=5) as batches:
         found = list(islice(batches, 40))
     for left, right in zip(found, expected_batches(config, 40, 5), strict=True):

@@ -134,16 +134,10 @@ def test_sentencepiece_without_special_ids(corpus: Corpus, bare_sentencepiece: s
     assert prepare_tokenizer(TokenizerConfig(sentencepiece=bare_sentencepiece), corpus) == info
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "problem"),
-    [
-        ({}, "the vocabulary of the tokenizer is empty"),
-        (
-            {"a": 0, "b\n": 4_000_000_000},
-            "the id of token 'b\\\\n' is 4,000,000,000: a model would",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("vocabulary", "problem"), [
+    ({}, "the vocabulary of the tokenizer is empty"),
+    ({"a": 0, "b\n": 4_000_000_000}, "the id of token 'b\\\\n' is 4,000,000,000: a model would"),
+])  # fmt: skip
 def test_a_vocabulary_that_no_model_can_have_is_refused(
     tmp_path: Path, vocabulary: dict[str, int], problem: str
 ) -> None:

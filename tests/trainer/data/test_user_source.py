@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from harness.probes.ledger.recorders import StageRecorder, attach_in_worker
 from harness.probes.probe import RunProbes
+from tests import warm
+from tests.commands import ROOT
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
 from trainer.data import encoders
@@ -235,18 +238,15 @@ def test_labels_are_the_ids_without_padding_where_there_are_none() -> None:
 ONES = [1] * 8
 
 
-@pytest.mark.parametrize(
-    ("mask", "labels", "masked"),
-    [
-        (ONES, None, False),
-        ([1] * 6 + [0] * 2, None, False),
-        ([0] * 8, [IGNORED] * 8, False),
-        ([0] * 2 + [1] * 6, None, True),
-        ([1, 1, 0, 0, 1, 1, 0, 0], None, True),
-        ([1] * 6 + [0] * 2, [3] * 7 + [IGNORED], False),  # the first label of the padding is predicted from the text
-        ([1] * 6 + [0] * 2, [3] * 8, True),
-    ],
-)
+@pytest.mark.parametrize(("mask", "labels", "masked"), [
+    (ONES, None, False),
+    ([1] * 6 + [0] * 2, None, False),
+    ([0] * 8, [IGNORED] * 8, False),
+    ([0] * 2 + [1] * 6, None, True),
+    ([1, 1, 0, 0, 1, 1, 0, 0], None, True),
+    ([1] * 6 + [0] * 2, [3] * 7 + [IGNORED], False),  # the first label of the padding is predicted from the text
+    ([1] * 6 + [0] * 2, [3] * 8, True),
+])  # fmt: skip
 def test_a_mask_is_for_the_model_where_its_loss_depends_on_it(
     mask: list[int], labels: list[int] | None, masked: bool
 ) -> None:
@@ -315,31 +315,26 @@ def test_arguments_are_given_by_name() -> None:
     assert rows_of(batches(config("rows", arguments={"count": 5}), 2)) == [[0, 1, 2, 3]] * 2
 
 
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        (config("three"), "gave a int; allowed: a Dataset"),
-        (config("few"), "gave 3 items, less than one batch of 4"),
-        (config("floats"), r"gives ids of float32 \(4, 8\), labels \(4, 8\); allowed: a mapping"),
-        (config("long"), "data.sequence_length: 8, but own_rows:long gives sequences of 99: give that"),
-        (config("words"), "gives batches with text; allowed: a mapping with input_ids"),
-        (
-            config("row", arguments={"position_ids": ONES, "labels": ONES}),
-            "gives batches with position_ids, which are not supported; accepted: input_ids, labels, attention_m",
-        ),
-        (config("row", arguments={"attention_mask": [ONES]}), r"attention_mask of \(4, 1, 8\); allowed: that of "),
-        (config("row", arguments={"labels": 3}), r"gives labels of \(4,\); allowed: that of its ids, \(4, 8\)"),
-        (config("nothing"), "own_rows:nothing gave no batch in epoch 0"),
-        (config("broken"), "own_rows:broken failed: OSError: no such disk at all"),
-        (config("late"), "own_rows:late failed: KeyError: 'column'"),
-        (config("absent"), "own_rows has no function absent"),
-        (config("value"), "own_rows has no function value"),
-        (config("rows", arguments={"size": 5}), "cannot be called: got an unexpected keyword argument 'size'"),
-        (config("stream", extra_reads=1), "gave an iterable dataset, which reads nothing twice"),
-        (config("rows", source="own_nothing:make"), "no module own_nothing in "),
-        (config("rows", source="own_rows.inner:make"), "no module own_rows.inner in "),
-    ],
-)
+@pytest.mark.parametrize(("data", "problem"), [
+    (config("three"), "gave a int; allowed: a Dataset"),
+    (config("few"), "gave 3 items, less than one batch of 4"),
+    (config("floats"), r"gives ids of float32 \(4, 8\), labels \(4, 8\); allowed: a mapping"),
+    (config("long"), "data.sequence_length: 8, but own_rows:long gives sequences of 99: give that"),
+    (config("words"), "gives batches with text; allowed: a mapping with input_ids"),
+    (config("row", arguments={"position_ids": ONES, "labels": ONES}),
+     "gives batches with position_ids, which are not supported; accepted: input_ids, labels, attention_m"),
+    (config("row", arguments={"attention_mask": [ONES]}), r"attention_mask of \(4, 1, 8\); allowed: that of "),
+    (config("row", arguments={"labels": 3}), r"gives labels of \(4,\); allowed: that of its ids, \(4, 8\)"),
+    (config("nothing"), "own_rows:nothing gave no batch in epoch 0"),
+    (config("broken"), "own_rows:broken failed: OSError: no such disk at all"),
+    (config("late"), "own_rows:late failed: KeyError: 'column'"),
+    (config("absent"), "own_rows has no function absent"),
+    (config("value"), "own_rows has no function value"),
+    (config("rows", arguments={"size": 5}), "cannot be called: got an unexpected keyword argument 'size'"),
+    (config("stream", extra_reads=1), "gave an iterable dataset, which reads nothing twice"),
+    (config("rows", source="own_nothing:make"), "no module own_nothing in "),
+    (config("rows", source="own_rows.inner:make"), "no module own_rows.inner in "),
+])  # fmt: skip
 def test_what_cannot_work_is_one_line(data: DataConfig, problem: str) -> None:
     with pytest.raises(InputError, match=problem) as error:
         batches(data, 1)
@@ -512,13 +507,10 @@ def change(path: Path) -> None:
     path.write_text(path.read_text() + "\nmore = 1\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "same"),
-    [
-        ("own_rows:rows", ["own_rows.py"], ["other.py"]),
-        ("package.inner:make", ["package/inner.py", "package/deep/helper.py"], ["own_rows.py", "package/data.txt"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "same"), [
+    ("own_rows:rows", ["own_rows.py"], ["other.py"]),
+    ("package.inner:make", ["package/inner.py", "package/deep/helper.py"], ["own_rows.py", "package/data.txt"]),
+])  # fmt: skip
 def test_the_fingerprint_is_of_the_module_or_of_its_whole_package(
     tmp_path: Path, name: str, changes: list[str], same: list[str]
 ) -> None:
@@ -540,11 +532,11 @@ def test_the_trial_answers_with_ids_or_with_one_line_and_keeps_what_the_user_pri
     (tmp_path / "own_rows.py").write_text(CODE + "print('hello')\n")
 
     def tried(data: DataConfig) -> tuple[str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "trainer.data.user_trial"],
-            input=data.model_dump_json(), capture_output=True, text=True, check=True, timeout=300,
-        )  # fmt: skip
-        return done.stdout, done.stderr
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, "-m", "trainer.data.user_trial"]
+        with warm.Popen(command, text=True, env=environment, **pipes) as process:
+            return process.communicate(data.model_dump_json(), timeout=300)
 
     out, errors = tried(config("loader"))
     files = [str(tmp_path / "own_rows.py")]

@@ -64,7 +64,7 @@ def test_it_holds_for_that_number_of_threads_only() -> None:
     calibrate(1, TINY)
     assert cpu_profile(2) is None
     assert profile_facts("cpu", True, "fp32", threads=2) == ProfileFacts(
-        profile_reason="not calibrated: run harness doctor --calibrate --threads 2",
+        profile_reason="not calibrated: run harness doctor --calibrate --threads 2"
     )
 
 

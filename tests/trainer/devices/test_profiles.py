@@ -144,17 +144,14 @@ def test_precisions() -> None:
     assert [matmul_dtype(precision) for precision in precisions] == ["fp32", "tf32", "bf16", "bf16", "fp16"]
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("gh20", "unknown device profile 'gh20'; did you mean 'gh200'? allowed: a100-80gb-pcie, a100-80gb-sxm, "),
-        ("tpu", "unknown device profile 'tpu'; allowed: a100-80gb-pcie, a100-80gb-sxm, a10g, b200, gh200, "),
-        ("own.yaml", "own.yaml: no such file; give a device profile (YAML)"),
-        ("no/such", "no/such: no such file; give a device profile (YAML)"),
-        (".", "unknown device profile '.'; allowed: "),
-        ("./", ".: cannot be read (Is a directory)"),
-    ],
-)
+@pytest.mark.parametrize(("name", "line"), [
+    ("gh20", "unknown device profile 'gh20'; did you mean 'gh200'? allowed: a100-80gb-pcie, a100-80gb-sxm, "),
+    ("tpu", "unknown device profile 'tpu'; allowed: a100-80gb-pcie, a100-80gb-sxm, a10g, b200, gh200, "),
+    ("own.yaml", "own.yaml: no such file; give a device profile (YAML)"),
+    ("no/such", "no/such: no such file; give a device profile (YAML)"),
+    (".", "unknown device profile '.'; allowed: "),
+    ("./", ".: cannot be read (Is a directory)"),
+])  # fmt: skip
 def test_a_profile_that_is_not_there(name: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:
@@ -205,7 +202,7 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
         price_per_hour_usd=0.01,
     )
     assert facts_of(profile, "fp32") == ProfileFacts(
-        profile_reason="device profile toy: no peak for fp32; allowed: bf16",
+        profile_reason="device profile toy: no peak for fp32; allowed: bf16"
     )
 
 
@@ -218,87 +215,57 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
-        ("name: toy", "nam: toy", "nam: unknown key; did you mean 'name'? allowed: name, title, "),
-        ("title: A toy", "title: A toy\ncolour: red", "colour: unknown key; allowed: name, title, device_names, "),
-        ("title: A toy", "title: ' '", "title: must not be empty"),
-        ("title: A toy", "title: 7", "title: must be text; got 7"),
-        (
-            "title: A toy",
-            "title: A toy\ntitle: Again",
-            "line 3: not readable YAML: duplicate key title (lines 2 and 3)",
-        ),
-        ('["Toy *"]', "[]", "device_names: give at least one"),
-        ('["Toy *"]', "Toy", "device_names: must be a list; got 'Toy'"),
-        ("2e12, source: its box", "2e12", "peak_flops_per_s.bf16: a figure needs a source; give the document and its"),
-        ("2e12, source: its box", "2e12, source: ''", "peak_flops_per_s.bf16.source: must not be empty"),
-        ("2e12", "0", "peak_flops_per_s.bf16.value: must be greater than 0; got 0"),
-        ("2e12", "-2e12", "peak_flops_per_s.bf16.value: must be greater than 0; got '-2e12'"),
-        ("2e12", ".inf", "peak_flops_per_s.bf16.value: must be a finite number; got inf"),
-        ("2e12", "yes", "peak_flops_per_s.bf16.value: must be a number, not true or false"),
-        ("2e12", "2 TFLOPS", "peak_flops_per_s.bf16.value: must be a number, unable to parse string as a number"),
-        (
-            "value: 2e12",
-            "valu: 2e12",
-            "peak_flops_per_s.bf16.valu: unknown key; did you mean 'value'? allowed: value, source, why (and 1 more)",
-        ),
-        ("value: 2e12", "speed: 1, value: 2e12", f"peak_flops_per_s.bf16.speed: unknown key; allowed: {FIGURE_KEYS}"),
-        (
-            "{value: 2e12, source: its box}",
-            "2e12",
-            "peak_flops_per_s.bf16: must be a mapping of keys; got '2e12'; allowed",
-        ),
-        (
-            "null, why: its box does not say",
-            "null",
-            "peak_flops_per_s.fp8: value: null needs why (the reason)",
-        ),
-        (
-            "  bf16: {value: 2e12",
-            "  bf17: {value: 2e12",
-            "peak_flops_per_s.bf17: unknown dtype; allowed: bf16, fp16, tf32",
-        ),
-        ("  fp8:", "  bf16_sparse:", "bf16_sparse: peaks are dense; halve a rate with 2:4 sparsity and say so in its"),
-        ("title: A toy", "title: A toy\nwith_sparsity: true", "with_sparsity: peaks are dense; halve a rate"),
-        ("value: 1.5e12", "value: 2.5e12", "achievable_matmul_flops_per_s.bf16: 2.5e+12 is above the peak 2e+12"),
-        ("value: 1e9, source", "value: null, why", "memory_bytes.value: must be a number; got null"),
-        ("  name: string\n", "", "link.name: this key is required"),
-        (
-            "  name: string",
-            "  nam: x\n  name: string",
-            "link.nam: unknown key; did you mean 'name'? allowed: name, bandwidth_bytes_per_s",
-        ),
-        ("1_000_000, source: its box", "1_000_000", "link.bandwidth_bytes_per_s: a figure needs a source"),
-        (", date: 2026-01-31", "", "price_per_hour_usd: a price needs a date (YYYY-MM-DD)"),
-        ("2026-01-31", "yesterday", "price_per_hour_usd.date: must be a date or datetime, "),
-        ("2026-01-31", "2026-13-31", "not readable YAML: month must be in 1..12"),
-        ("value: 0.01, ", "", "price_per_hour_usd.value: this key is required"),
-        (
-            "price_per_hour_usd: {value",
-            "price_per_day_usd: {value",
-            "price_per_day_usd: unknown key; did you mean 'price_per_hour_usd'? allowed: ",
-        ),
-        (OWN, "- gh200", "must be a mapping of keys (name, peak_flops_per_s, ...); got ['gh200']"),
-        (OWN, "", "must be a mapping of keys (name, peak_flops_per_s, ...); got null"),
-        ("title: A toy", "title: [", "line 4: not readable YAML: "),
-        (
-            "title: A toy",
-            "title: !!python/name:os.system",
-            "line 2: not readable YAML: could not determine a constructor",
-        ),
-        (OWN, "[" * 1000, "not readable YAML: "),
-        (OWN, "#" * 2**19, "more than 256 KiB; give a device profile"),
-        ("title: A toy", f"title: 0x{'f' * 9000}", "title: must be text; got a number of thousands of digits"),
-        (OWN, "name: \0", "not readable YAML: unacceptable character #x0000"),
-        (OWN, "a: &x {b: *x}", "more than 10000 values (an alias that repeats, or a cycle)"),
-        (OWN, "&x [*x]", "more than 10000 values (an alias that repeats, or a cycle)"),
-        (OWN, BOMB, "more than 10000 values (an alias that repeats, or a cycle)"),
-        (OWN, MERGES, "line 5: not readable YAML: merges more than 10000 keys (an alias that repeats)"),
-        (OWN, "a: &x {<<: *x}", "line 1: not readable YAML: an alias refers to a mapping that contains it (cycle)"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "line"), [
+    ("name: toy", "nam: toy", "nam: unknown key; did you mean 'name'? allowed: name, title, "),
+    ("title: A toy", "title: A toy\ncolour: red", "colour: unknown key; allowed: name, title, device_names, "),
+    ("title: A toy", "title: ' '", "title: must not be empty"),
+    ("title: A toy", "title: 7", "title: must be text; got 7"),
+    ("title: A toy", "title: A toy\ntitle: Again", "line 3: not readable YAML: duplicate key title (lines 2 and 3)"),
+    ('["Toy *"]', "[]", "device_names: give at least one"),
+    ('["Toy *"]', "Toy", "device_names: must be a list; got 'Toy'"),
+    ("2e12, source: its box", "2e12", "peak_flops_per_s.bf16: a figure needs a source; give the document and its"),
+    ("2e12, source: its box", "2e12, source: ''", "peak_flops_per_s.bf16.source: must not be empty"),
+    ("2e12", "0", "peak_flops_per_s.bf16.value: must be greater than 0; got 0"),
+    ("2e12", "-2e12", "peak_flops_per_s.bf16.value: must be greater than 0; got '-2e12'"),
+    ("2e12", ".inf", "peak_flops_per_s.bf16.value: must be a finite number; got inf"),
+    ("2e12", "yes", "peak_flops_per_s.bf16.value: must be a number, not true or false"),
+    ("2e12", "2 TFLOPS", "peak_flops_per_s.bf16.value: must be a number, unable to parse string as a number"),
+    ("value: 2e12", "valu: 2e12",
+     "peak_flops_per_s.bf16.valu: unknown key; did you mean 'value'? allowed: value, source, why (and 1 more)"),
+    ("value: 2e12", "speed: 1, value: 2e12", f"peak_flops_per_s.bf16.speed: unknown key; allowed: {FIGURE_KEYS}"),
+    ("{value: 2e12, source: its box}", "2e12",
+     "peak_flops_per_s.bf16: must be a mapping of keys; got '2e12'; allowed"),
+    ("null, why: its box does not say", "null", "peak_flops_per_s.fp8: value: null needs why (the reason)"),
+    ("  bf16: {value: 2e12", "  bf17: {value: 2e12",
+     "peak_flops_per_s.bf17: unknown dtype; allowed: bf16, fp16, tf32"),
+    ("  fp8:", "  bf16_sparse:", "bf16_sparse: peaks are dense; halve a rate with 2:4 sparsity and say so in its"),
+    ("title: A toy", "title: A toy\nwith_sparsity: true", "with_sparsity: peaks are dense; halve a rate"),
+    ("value: 1.5e12", "value: 2.5e12", "achievable_matmul_flops_per_s.bf16: 2.5e+12 is above the peak 2e+12"),
+    ("value: 1e9, source", "value: null, why", "memory_bytes.value: must be a number; got null"),
+    ("  name: string\n", "", "link.name: this key is required"),
+    ("  name: string", "  nam: x\n  name: string",
+     "link.nam: unknown key; did you mean 'name'? allowed: name, bandwidth_bytes_per_s"),
+    ("1_000_000, source: its box", "1_000_000", "link.bandwidth_bytes_per_s: a figure needs a source"),
+    (", date: 2026-01-31", "", "price_per_hour_usd: a price needs a date (YYYY-MM-DD)"),
+    ("2026-01-31", "yesterday", "price_per_hour_usd.date: must be a date or datetime, "),
+    ("2026-01-31", "2026-13-31", "not readable YAML: month must be in 1..12"),
+    ("value: 0.01, ", "", "price_per_hour_usd.value: this key is required"),
+    ("price_per_hour_usd: {value", "price_per_day_usd: {value",
+     "price_per_day_usd: unknown key; did you mean 'price_per_hour_usd'? allowed: "),
+    (OWN, "- gh200", "must be a mapping of keys (name, peak_flops_per_s, ...); got ['gh200']"),
+    (OWN, "", "must be a mapping of keys (name, peak_flops_per_s, ...); got null"),
+    ("title: A toy", "title: [", "line 4: not readable YAML: "),
+    ("title: A toy", "title: !!python/name:os.system", "line 2: not readable YAML: could not determine a constructor"),
+    (OWN, "[" * 1000, "not readable YAML: "),
+    (OWN, "#" * 2**19, "more than 256 KiB; give a device profile"),
+    ("title: A toy", f"title: 0x{'f' * 9000}", "title: must be text; got a number of thousands of digits"),
+    (OWN, "name: \0", "not readable YAML: unacceptable character #x0000"),
+    (OWN, "a: &x {b: *x}", "more than 10000 values (an alias that repeats, or a cycle)"),
+    (OWN, "&x [*x]", "more than 10000 values (an alias that repeats, or a cycle)"),
+    (OWN, BOMB, "more than 10000 values (an alias that repeats, or a cycle)"),
+    (OWN, MERGES, "line 5: not readable YAML: merges more than 10000 keys (an alias that repeats)"),
+    (OWN, "a: &x {<<: *x}", "line 1: not readable YAML: an alias refers to a mapping that contains it (cycle)"),
+])  # fmt: skip
 def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
     assert old in OWN
     path = own(tmp_path, OWN.replace(old, new, 1))
@@ -332,7 +299,7 @@ def test_facts_of_a_run_on_a_known_device() -> None:
 def test_facts_of_a_run_on_an_unknown_device() -> None:
     facts = profile_facts("NVIDIA GeForce RTX 4090", False, "bf16", threads=4)
     assert facts == ProfileFacts(
-        profile_reason="no device profile for 'NVIDIA GeForce RTX 4090'; there are: " + ", ".join(profile_names()),
+        profile_reason="no device profile for 'NVIDIA GeForce RTX 4090'; there are: " + ", ".join(profile_names())
     )
 
 

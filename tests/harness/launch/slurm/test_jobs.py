@@ -18,10 +18,7 @@ from tests import slurm
 from tests.commands import ROOT, Done, harness
 from tests.harness.launch.running import SCENARIO, only_study, wait_for
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(slurm.missing() is not None, reason=slurm.missing() or ""),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(slurm.missing() is not None, reason=slurm.missing() or "")]
 # Without a model: what is tested is where the runs are, and who says what became of them.
 TINY = SCENARIO.replace(
     "  steps: 6\n",

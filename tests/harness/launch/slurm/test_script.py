@@ -110,17 +110,14 @@ def test_bash_takes_the_script_whatever_the_folder_is_called(written: str, tmp_p
     assert words[4:] == [str(folder), "--block", "7", "--record", str(folder / "slurm" / "0" / "block-7.json")]
 
 
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("launch.slurm.time=a b", "launch.slurm.time: must be one word; got 'a b'"),
-        ("launch.slurm.extra=[constraint]", "launch.slurm.extra[0]: must be an option of sbatch"),
-        ("launch.slurm.mode=steps", "launch.slurm.mode"),
-        ("launch.slurm={mode: allocation, at_once: 2}", "at_once: needs mode array"),
-        ("launch.slurm={nodes: 2, partition: a, mode: array}", ""),
-        ("launch={torchrun: {nnodes: 3}, slurm: {nodes: 2}}", "slurm.nodes: 2, but torchrun.nnodes is 3"),
-    ],
-)
+@pytest.mark.parametrize(("option", "line"), [
+    ("launch.slurm.time=a b", "launch.slurm.time: must be one word; got 'a b'"),
+    ("launch.slurm.extra=[constraint]", "launch.slurm.extra[0]: must be an option of sbatch"),
+    ("launch.slurm.mode=steps", "launch.slurm.mode"),
+    ("launch.slurm={mode: allocation, at_once: 2}", "at_once: needs mode array"),
+    ("launch.slurm={nodes: 2, partition: a, mode: array}", ""),
+    ("launch={torchrun: {nnodes: 3}, slurm: {nodes: 2}}", "slurm.nodes: 2, but torchrun.nnodes is 3"),
+])  # fmt: skip
 def test_a_wrong_key_is_one_line(written: str, option: str, line: str, tmp_path: Path) -> None:
     done = harness("run", written, "--dry-run", "--set", option, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == ((2, 1) if line else (0, 0)), done.stderr

@@ -486,17 +486,14 @@ def test_compressed_lines_are_kept_compressed(tmp_path: Path) -> None:
     assert corpus_of(tmp_path / "out" / "kept").documents == 4
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "other", "fits"),
-    [
-        (pa.uint64(), 2**64 - 59, pa.uint64(), True),
-        (pa.uint64(), 2**64 - 59, pa.int64(), False),
-        (pa.uint64(), 2**64 - 59, pa.float64(), False),
-        (pa.int64(), 2**53 + 1, pa.int32(), True),
-        (pa.int64(), 2**53 + 1, pa.float64(), False),
-        (pa.int64(), 2**53, pa.float64(), True),
-    ],
-)
+@pytest.mark.parametrize(("kind", "value", "other", "fits"), [
+    (pa.uint64(), 2**64 - 59, pa.uint64(), True),
+    (pa.uint64(), 2**64 - 59, pa.int64(), False),
+    (pa.uint64(), 2**64 - 59, pa.float64(), False),
+    (pa.int64(), 2**53 + 1, pa.int32(), True),
+    (pa.int64(), 2**53 + 1, pa.float64(), False),
+    (pa.int64(), 2**53, pa.float64(), True),
+])  # fmt: skip
 def test_whole_numbers_of_tables_are_kept_or_refused(
     kind: pa.DataType, value: int, other: pa.DataType, fits: bool, tmp_path: Path
 ) -> None:

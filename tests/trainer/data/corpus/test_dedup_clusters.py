@@ -173,22 +173,16 @@ def test_the_made_corpus_has_a_table_by_threshold_too(tmp_path: Path) -> None:
     assert recalls[-1] < recalls[0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        (
-            [{"id": 0, "row": 0, "cluster": "a"}],
-            "its columns are 'id', 'row', 'cluster'; allowed: a column",
-        ),
-        ([{"id": 0, "group": "a"}], "its columns are 'id', 'group'; allowed: a column cluster"),
-        ([{"row": 3, "cluster": "a"}], "row 0 (from 0): row 3 is none of the corpus; allowed: 0 to 2"),
-        ([{"row": -1, "cluster": "a"}], "row 0 (from 0): row -1 is none of the corpus"),
-        ([{"row": 1.5, "cluster": "a"}], "row 0 (from 0): row is 1.5; allowed: a string or a whole number"),
-        ([{"row": 1, "cluster": [1]}], "row 0 (from 0): cluster is [1]; allowed"),
-        ([{"row": 1, "cluster": "a"}, {"row": 1, "cluster": "b"}], "row 1 (from 0): a second label of row 1; give one"),
-        ([{"id": "no", "cluster": "a"}], "no document of data.jsonl has an id of its 1 labels"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "line"), [
+    ([{"id": 0, "row": 0, "cluster": "a"}], "its columns are 'id', 'row', 'cluster'; allowed: a column"),
+    ([{"id": 0, "group": "a"}], "its columns are 'id', 'group'; allowed: a column cluster"),
+    ([{"row": 3, "cluster": "a"}], "row 0 (from 0): row 3 is none of the corpus; allowed: 0 to 2"),
+    ([{"row": -1, "cluster": "a"}], "row 0 (from 0): row -1 is none of the corpus"),
+    ([{"row": 1.5, "cluster": "a"}], "row 0 (from 0): row is 1.5; allowed: a string or a whole number"),
+    ([{"row": 1, "cluster": [1]}], "row 0 (from 0): cluster is [1]; allowed"),
+    ([{"row": 1, "cluster": "a"}, {"row": 1, "cluster": "b"}], "row 1 (from 0): a second label of row 1; give one"),
+    ([{"id": "no", "cluster": "a"}], "no document of data.jsonl has an id of its 1 labels"),
+])  # fmt: skip
 def test_labels_that_are_none_are_one_line(rows: Rows, line: str, tmp_path: Path) -> None:
     corpus = corpus_of(jsonl(tmp_path, ["a", "b", "c"]))
     path = _lines(tmp_path / "labels.jsonl", rows)

@@ -112,14 +112,11 @@ def test_a_last_line_of_white_space_is_blank_without_a_line_end_too(tmp_path: Pa
     assert texts_of(CorpusConfig(path=str(tmp_path / "a.txt"), split="blank-line")) == ["é b"]
 
 
-@pytest.mark.parametrize(
-    ("split", "expected"),
-    [
-        ("file", ["\nfirst line\r\nsecond\n\n \t\nthird é\n\n\n\nfourth"]),
-        ("line", ["", "first line", "second", "", " \t", "third é", "", "", "", "fourth"]),
-        ("blank-line", ["first line\r\nsecond", "third é", "fourth"]),
-    ],
-)
+@pytest.mark.parametrize(("split", "expected"), [
+    ("file", ["\nfirst line\r\nsecond\n\n \t\nthird é\n\n\n\nfourth"]),
+    ("line", ["", "first line", "second", "", " \t", "third é", "", "", "", "fourth"]),
+    ("blank-line", ["first line\r\nsecond", "third é", "fourth"]),
+])  # fmt: skip
 def test_what_a_document_of_a_text_file_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, expected: list[str]
 ) -> None:
@@ -196,16 +193,13 @@ def test_what_save_to_disk_wrote_is_recognised(tmp_path: Path) -> None:
     assert "names no data files" in refused(path=str(splits / "train"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({}, "give exactly one of builtin, parquet, path"),
-        ({"builtin": "python-docs", "path": "x"}, "give exactly one of builtin, parquet, path"),
-        ({"parquet": "x", "format": "jsonl"}, "format needs path, not parquet"),
-        ({"builtin": "python-docs", "split": "line"}, "split needs path, not builtin"),
-        ({"parquet": "x", "chat_template": "x"}, "chat_template needs path, not parquet"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "line"), [
+    ({}, "give exactly one of builtin, parquet, path"),
+    ({"builtin": "python-docs", "path": "x"}, "give exactly one of builtin, parquet, path"),
+    ({"parquet": "x", "format": "jsonl"}, "format needs path, not parquet"),
+    ({"builtin": "python-docs", "split": "line"}, "split needs path, not builtin"),
+    ({"parquet": "x", "chat_template": "x"}, "chat_template needs path, not parquet"),
+])  # fmt: skip
 def test_keys_that_do_not_go_together(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         CorpusConfig(**settings)

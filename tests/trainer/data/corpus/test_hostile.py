@@ -78,32 +78,24 @@ def test_a_flipped_bit_is_one_line_or_another_corpus(
         assert corpus.fingerprint != before.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b'{"text": "a"}\nnot json\n', "row 1 (from 0): not JSON (Expecting value"),
-        (
-            b'{"text": "a"}\n\n{"text": 5}\n',
-            "row 1 (from 0): column 'text' holds a number; allowed: a string, as in other rows",
-        ),
-        (b'{"text": "a"}\n{"body": "b"}\n', "1 null (first: "),
-        (b'{"body": "b", "id": 1}\n', "row 0 (from 0): no column 'text'; it has 'body', 'id'"),
-        (
-            b'{"text": {"a": 1}}\n',
-            "row 0 (from 0): column 'text' holds an object; allowed: a string, a list of token ids",
-        ),
-        (b'{"text": "a"}\n["b"]\n', "row 1 (from 0): a list, not an object; give an object a line"),
-        (b'[{"text": "a"},\n{"text": "b"}]', "row 0 (from 0): not JSON"),
-        (b'{\n  "text": "a"\n}\n', "a .json file must have an object a line, too"),
-        (b'{"text": "a"} {"text": "b"}\n', "row 0 (from 0): not JSON (Extra data"),
-        (b'{"text": "\\ud800"}\n', "row 0 (from 0): column 'text' holds half of a surrogate pair (\\ud800)"),
-        (b'{"text": "a"}\n{"text": "\xff"}\n', "row 1 (from 0): not JSON ('utf-8' codec"),
-        (b'{"text": ' + b"[" * 100_000 + b"\n", "row 0 (from 0): not JSON (nested too deep)"),
-        (b"", "empty corpus: no documents in column 'text'"),
-        (b"\n\n \n", "empty corpus: no documents in column 'text'"),
-        (b'{"text": ""}\n{"text": ""}\n', "empty corpus: 2 documents, all of them empty"),
-    ],
-)
+@pytest.mark.parametrize(("content", "line"), [
+    (b'{"text": "a"}\nnot json\n', "row 1 (from 0): not JSON (Expecting value"),
+    (b'{"text": "a"}\n\n{"text": 5}\n',
+     "row 1 (from 0): column 'text' holds a number; allowed: a string, as in other rows"),
+    (b'{"text": "a"}\n{"body": "b"}\n', "1 null (first: "),
+    (b'{"body": "b", "id": 1}\n', "row 0 (from 0): no column 'text'; it has 'body', 'id'"),
+    (b'{"text": {"a": 1}}\n', "row 0 (from 0): column 'text' holds an object; allowed: a string, a list of token ids"),
+    (b'{"text": "a"}\n["b"]\n', "row 1 (from 0): a list, not an object; give an object a line"),
+    (b'[{"text": "a"},\n{"text": "b"}]', "row 0 (from 0): not JSON"),
+    (b'{\n  "text": "a"\n}\n', "a .json file must have an object a line, too"),
+    (b'{"text": "a"} {"text": "b"}\n', "row 0 (from 0): not JSON (Extra data"),
+    (b'{"text": "\\ud800"}\n', "row 0 (from 0): column 'text' holds half of a surrogate pair (\\ud800)"),
+    (b'{"text": "a"}\n{"text": "\xff"}\n', "row 1 (from 0): not JSON ('utf-8' codec"),
+    (b'{"text": ' + b"[" * 100_000 + b"\n", "row 0 (from 0): not JSON (nested too deep)"),
+    (b"", "empty corpus: no documents in column 'text'"),
+    (b"\n\n \n", "empty corpus: no documents in column 'text'"),
+    (b'{"text": ""}\n{"text": ""}\n', "empty corpus: 2 documents, all of them empty"),
+])  # fmt: skip
 def test_lines_that_are_none(tmp_path: Path, content: bytes, line: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     message = refused(tmp_path / "a.jsonl")
@@ -127,23 +119,16 @@ def test_many_empty_documents_are_read_in_small_lists(tmp_path: Path) -> None:
     assert list(sample(corpus, 1000)) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "line"),
-    [
-        ("a.txt", b"good\nb\xffd\n", "not UTF-8 text (byte 6: 0xff)"),
-        (
-            "a.bin",
-            b"\x00\x01\xfe\xff" * 10,
-            "neither Parquet, Arrow nor UTF-8 text; allowed: parquet, jsonl, text, arrow",
-        ),
-        ("a.arrow", b"no arrow", "truncated or damaged Arrow file, or none"),
-        ("a.arrow", b"", "truncated or damaged Arrow file, or none"),
-        ("a.parquet", b"no parquet file", "not a parquet file"),
-        ("a.txt", b"", "empty corpus: 1 documents, all of them empty"),
-        ("a.jsonl.gz", b"\x1f\x8bno gzip", "cannot be read"),
-        ("a.jsonl.zst", b"\x28\xb5\x2f\xfdno", "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "line"), [
+    ("a.txt", b"good\nb\xffd\n", "not UTF-8 text (byte 6: 0xff)"),
+    ("a.bin", b"\x00\x01\xfe\xff" * 10, "neither Parquet, Arrow nor UTF-8 text; allowed: parquet, jsonl, text, arrow"),
+    ("a.arrow", b"no arrow", "truncated or damaged Arrow file, or none"),
+    ("a.arrow", b"", "truncated or damaged Arrow file, or none"),
+    ("a.parquet", b"no parquet file", "not a parquet file"),
+    ("a.txt", b"", "empty corpus: 1 documents, all of them empty"),
+    ("a.jsonl.gz", b"\x1f\x8bno gzip", "cannot be read"),
+    ("a.jsonl.zst", b"\x28\xb5\x2f\xfdno", "cannot be read"),
+])  # fmt: skip
 def test_files_that_are_not_what_they_seem(tmp_path: Path, name: str, content: bytes, line: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert line in refused(tmp_path / name)

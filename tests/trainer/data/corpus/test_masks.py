@@ -20,22 +20,26 @@ FORMATS = ("parquet", "arrow", "jsonl")
 Row = list[tuple[int, int]]  # ids, each with its mask
 
 
-def written(rows: list[Row], format: str, folder: Path, mask: pa.DataType | None = None) -> str:
+def in_columns(format: str, folder: Path, ids: list[list[int]], masks: list[list[int]] | None) -> str:
+    """Write a file with both columns, or with token ids alone."""
     path = folder / f"x.{format}"
-    ids, masks = ([[pair[part] for pair in row] for row in rows] for part in (0, 1))
-    table = pa.table({
-        "input_ids": pa.array(ids, pa.list_(pa.int32())),
-        "attention_mask": pa.array(masks, pa.list_(mask or pa.int8())),
-    })  # fmt: skip
+    columns = {"input_ids": pa.array(ids, pa.list_(pa.int32()))}
+    if masks is not None:
+        columns["attention_mask"] = pa.array(masks, pa.list_(pa.int8()))
+    table = pa.table(columns)
     if format == "parquet":
         pq.write_table(table, path, row_group_size=3)
     elif format == "arrow":
         with pa.ipc.new_stream(str(path), table.schema) as stream:
             stream.write_table(table, max_chunksize=2)
     else:
-        lines = [{"attention_mask": one, "input_ids": row} for row, one in zip(ids, masks, strict=True)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        path.write_text("".join(json.dumps(line) + "\n" for line in table.to_pylist()))
     return str(path)
+
+
+def written(rows: list[Row], format: str, folder: Path) -> str:
+    ids, masks = ([[pair[part] for pair in row] for row in rows] for part in (0, 1))
+    return in_columns(format, folder, ids, masks)
 
 
 def documents(path: str) -> list[list[int]]:
@@ -72,17 +76,7 @@ def test_files_with_and_without_a_mask_are_no_corpus(format: str, masked_first: 
     names = ("a", "b") if masked_first else ("b", "a")
     for name, masked in zip(names, (True, False), strict=True):
         (tmp_path / name).mkdir()
-        path = Path(written([[(3, 1), (0, 0)]], format, tmp_path / name))
-        if not masked and format == "jsonl":
-            path.write_text('{"input_ids": [3, 0]}\n')
-        elif not masked:
-            table = pa.table({"input_ids": pa.array([[3, 0]], pa.list_(pa.int32()))})
-            path.unlink()
-            if format == "parquet":
-                pq.write_table(table, path)
-            else:
-                with pa.ipc.new_stream(str(path), table.schema) as stream:
-                    stream.write_table(table)
+        in_columns(format, tmp_path / name, [[3, 0]], [[1, 0]] if masked else None)
     with pytest.raises(InputError, match="no column attention_mask, which"):
         documents(str(tmp_path / "*" / f"x.{format}"))
 
@@ -105,20 +99,9 @@ def test_a_mask_that_is_neither_0_nor_1_is_refused_with_its_row(tmp_path: Path) 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_mask_of_another_length_is_refused_with_its_row(format: str, tmp_path: Path) -> None:
-    path = Path(written([[(1, 1)], [(2, 1)], [(3, 1)]], format, tmp_path))
-    ids, masks = [[1], [2, 2], [3]], [[1], [1], [1]]
-    if format == "jsonl":
-        lines = [{"input_ids": one, "attention_mask": mask} for one, mask in zip(ids, masks, strict=True)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    else:
-        table = pa.table({"input_ids": ids, "attention_mask": masks})
-        if format == "parquet":
-            pq.write_table(table, path)
-        else:
-            with pa.ipc.new_stream(str(path), table.schema) as stream:
-                stream.write_table(table)
+    path = in_columns(format, tmp_path, [[1], [2, 2], [3]], [[1], [1], [1]])
     with pytest.raises(InputError, match=r"row 1 \(from 0\): attention_mask"):
-        documents(str(path))
+        documents(path)
 
 
 def test_a_mask_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -114,20 +114,14 @@ def test_stored_tokens_have_no_text(tmp_path: Path, trained: str, make_config: M
         verify(pretrained)
 
 
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        (
-            [[1], [2, 70000]],
-            "row 1 (from 0): column 'input_ids' holds the id 70,000, and the tokenizer's ids end at 299",
-        ),
-        ([[1], [], [2, -1]], "row 2 (from 0): -1 is no token id; allowed: 0 to 2,147,483,647"),
-        ([[1, 2**40]], f"row 0 (from 0): {2**40} is no token id"),
-        ([[1], [2, None]], "row 1 (from 0): a token id is null"),
-        ([[1], None, [2]], "1 null (first: "),
-        ([[], []], "empty corpus: 2 documents, all of them empty"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "line"), [
+    ([[1], [2, 70000]], "row 1 (from 0): column 'input_ids' holds the id 70,000, and the tokenizer's ids end at 299"),
+    ([[1], [], [2, -1]], "row 2 (from 0): -1 is no token id; allowed: 0 to 2,147,483,647"),
+    ([[1, 2**40]], f"row 0 (from 0): {2**40} is no token id"),
+    ([[1], [2, None]], "row 1 (from 0): a token id is null"),
+    ([[1], None, [2]], "1 null (first: "),
+    ([[], []], "empty corpus: 2 documents, all of them empty"),
+])  # fmt: skip
 @pytest.mark.parametrize(
     "write", [jsonl, lambda folder, rows, column: parquet(folder, rows, pa.list_(pa.int64()), column)]
 )
@@ -291,17 +285,14 @@ def test_the_template_is_part_of_the_fingerprint_and_never_todays_date(tmp_path:
     assert next(iter_texts(dated)) == ["\n26 Jul 2024"] * 3
 
 
-@pytest.mark.parametrize(
-    ("template", "line"),
-    [
-        ("{{ messages[0].__class__.__mro__ }}", "row 0 (from 0): the template"),
-        ("{{ ''.__class__.__base__.__subclasses__() }}", "row 0 (from 0): the template"),
-        ("{{ cycler.__init__.__globals__.os.system('touch harmed') }}", "row 0 (from 0): the template"),
-        ("{% for x in messages %}", "row 0 (from 0): the template"),
-        ("{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}", "row 1 (from 0): the "),
-        ("{{ 1 / 0 }}", "fails: division by zero"),
-    ],
-)
+@pytest.mark.parametrize(("template", "line"), [
+    ("{{ messages[0].__class__.__mro__ }}", "row 0 (from 0): the template"),
+    ("{{ ''.__class__.__base__.__subclasses__() }}", "row 0 (from 0): the template"),
+    ("{{ cycler.__init__.__globals__.os.system('touch harmed') }}", "row 0 (from 0): the template"),
+    ("{% for x in messages %}", "row 0 (from 0): the template"),
+    ("{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}", "row 1 (from 0): the "),
+    ("{{ 1 / 0 }}", "fails: division by zero"),
+])  # fmt: skip
 def test_a_template_that_fails_or_reaches_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, line: str
 ) -> None:
@@ -333,16 +324,13 @@ def test_chats_that_are_none(tmp_path: Path) -> None:
     assert "message 0 has no 'role'; its keys: 'from', 'value'" in refused(tmp_path / "other.parquet", **settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "line"),
-    [
-        ("no", None, "no "),
-        ("t.jinja", b"\xff\xfe", "cannot be read as text"),
-        ("t.jinja", b" " * (2**20 + 1), "more than 1,048,576 bytes"),
-        ("tokenizer_config.json", b"{}", "names no chat_template"),
-        ("tokenizer_config.json", b"{", "cannot be read as JSON"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "line"), [
+    ("no", None, "no "),
+    ("t.jinja", b"\xff\xfe", "cannot be read as text"),
+    ("t.jinja", b" " * (2**20 + 1), "more than 1,048,576 bytes"),
+    ("tokenizer_config.json", b"{}", "names no chat_template"),
+    ("tokenizer_config.json", b"{", "cannot be read as JSON"),
+])  # fmt: skip
 def test_templates_that_are_none(tmp_path: Path, name: str, content: bytes | None, line: str) -> None:
     path = jsonl(tmp_path, CHATS, "messages")
     if content is not None:

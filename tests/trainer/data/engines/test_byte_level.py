@@ -57,32 +57,27 @@ def test_a_pattern_of_its_own(plain: dict[str, Any], split: dict[str, Any]) -> N
     assert read(changed(plain, pre_tokenizer=sequence(split, BYTES))).pattern == r"\w+|\W+"
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"model": {"type": "Unigram"}}, "the model is Unigram, not BPE"),
-        ({"normalizer": {"type": "NFC"}}, r"it normalizes text first \(NFC\)"),
-        (
-            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}},
-            r"it normalizes text first \(NFKC, Lowercase\)",
-        ),
-        ({"model": {"dropout": 0.1}}, "its model has dropout"),
-        ({"model": {"byte_fallback": True}}, "its model has byte_fallback"),
-        ({"model": {"end_of_word_suffix": "</w>"}}, "its model has end_of_word_suffix"),
-        ({"pre_tokenizer": None}, "it splits text by nothing"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "it splits text by Whitespace"),
-        ({"pre_tokenizer": sequence(DIGITS, BYTES)}, "it splits text by Digits and ByteLevel, not by one pattern"),
-        ({"pre_tokenizer": sequence(SPLIT, SPLIT, BYTES)}, "it splits text by Split and Split and ByteLevel"),
-        ({"pre_tokenizer": BYTES}, "it does not split text into words"),
-        ({"pre_tokenizer": {**BYTES, "add_prefix_space": True}}, "it puts a space before the text"),
-        ({"pre_tokenizer": sequence({**SPLIT, "behavior": "MergedWithNext"}, BYTES)}, "in more than one way"),
-        ({"pre_tokenizer": sequence(SPLIT, {**BYTES, "use_regex": True})}, "in more than one way"),
-        ({"added_tokens": [{**TOKEN, "lstrip": True}]}, "its token '<x>' has lstrip"),
-        ({"added_tokens": [TOKEN, {**TOKEN, "content": "<x>y"}]}, "its token '<x>' is part of its token '<x>y'"),
-        ({"model": {"vocab": {"a": 0}, "merges": []}}, "its vocabulary lacks 255 of the 256 bytes"),
-        ({"model": {"merges": [["漢", "字"]]}}, "a merge makes '漢字', which is no token of bytes"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"model": {"type": "Unigram"}}, "the model is Unigram, not BPE"),
+    ({"normalizer": {"type": "NFC"}}, r"it normalizes text first \(NFC\)"),
+    ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}},
+     r"it normalizes text first \(NFKC, Lowercase\)"),
+    ({"model": {"dropout": 0.1}}, "its model has dropout"),
+    ({"model": {"byte_fallback": True}}, "its model has byte_fallback"),
+    ({"model": {"end_of_word_suffix": "</w>"}}, "its model has end_of_word_suffix"),
+    ({"pre_tokenizer": None}, "it splits text by nothing"),
+    ({"pre_tokenizer": {"type": "Whitespace"}}, "it splits text by Whitespace"),
+    ({"pre_tokenizer": sequence(DIGITS, BYTES)}, "it splits text by Digits and ByteLevel, not by one pattern"),
+    ({"pre_tokenizer": sequence(SPLIT, SPLIT, BYTES)}, "it splits text by Split and Split and ByteLevel"),
+    ({"pre_tokenizer": BYTES}, "it does not split text into words"),
+    ({"pre_tokenizer": {**BYTES, "add_prefix_space": True}}, "it puts a space before the text"),
+    ({"pre_tokenizer": sequence({**SPLIT, "behavior": "MergedWithNext"}, BYTES)}, "in more than one way"),
+    ({"pre_tokenizer": sequence(SPLIT, {**BYTES, "use_regex": True})}, "in more than one way"),
+    ({"added_tokens": [{**TOKEN, "lstrip": True}]}, "its token '<x>' has lstrip"),
+    ({"added_tokens": [TOKEN, {**TOKEN, "content": "<x>y"}]}, "its token '<x>' is part of its token '<x>y'"),
+    ({"model": {"vocab": {"a": 0}, "merges": []}}, "its vocabulary lacks 255 of the 256 bytes"),
+    ({"model": {"merges": [["漢", "字"]]}}, "a merge makes '漢字', which is no token of bytes"),
+])  # fmt: skip
 def test_what_it_cannot_express(plain: dict[str, Any], changes: dict[str, Any], why: str) -> None:
     with pytest.raises(CannotExpressError, match=why):
         read(changed(plain, **changes))

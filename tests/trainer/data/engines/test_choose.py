@@ -186,13 +186,10 @@ def test_the_own_library_needs_no_proof(corpus: Corpus) -> None:
     assert prepared(corpus).proof is None
 
 
-@pytest.mark.parametrize(
-    ("train", "engine", "allowed"),
-    [
-        (BPE, "sentencepiece", "its own is tokenizers; allowed: tokenizers, tiktoken, gigatoken, fastokens, auto"),
-        (PIECES, "tiktoken", "its own is sentencepiece; allowed: sentencepiece, gigatoken, auto"),
-    ],
-)
+@pytest.mark.parametrize(("train", "engine", "allowed"), [
+    (BPE, "sentencepiece", "its own is tokenizers; allowed: tokenizers, tiktoken, gigatoken, fastokens, auto"),
+    (PIECES, "tiktoken", "its own is sentencepiece; allowed: sentencepiece, gigatoken, auto"),
+])  # fmt: skip
 def test_a_library_of_other_tokenizers(train: dict[str, Any], engine: str, allowed: str, corpus: Corpus) -> None:
     with pytest.raises(InputError, match=f"^data.tokenizer.engine: {engine} cannot read this tokenizer; {allowed}$"):
         prepared(corpus, train, engine=engine)

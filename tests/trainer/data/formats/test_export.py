@@ -89,11 +89,7 @@ def test_nanogpt_holds_a_share_out_and_no_copy_of_it_stays(tmp_path: Path) -> No
     chunk=st.integers(1, 9),
 )
 def test_import_gives_back_what_export_wrote(
-    tmp_path_factory: pytest.TempPathFactory,
-    documents: list[list[int]],
-    format: ExchangeFormat,
-    shard: int,
-    chunk: int,
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], format: ExchangeFormat, shard: int, chunk: int
 ) -> None:
     folder = tmp_path_factory.mktemp("round")
     with pytest.MonkeyPatch.context() as patch:
@@ -138,17 +134,14 @@ def shard_of(
     return path
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"magic": 1}, "not a .bin of llm.c (its first int32 must be 20240520)"),
-        ({"version": 7}, "version 7 of llm.c's .bin; allowed: 1"),
-        ({"content": b"\1\0"}, "1,026 bytes, but its header has 2 tokens"),
-        ({"tokens": 1}, "but its header has 1 tokens: cut short, or more than that"),
-        ({"tokens": -1}, "but its header has -1 tokens"),
-        ({"content": b"\1\0\xff\xff"}, "the files hold the id 65,535, and the tokenizer's ids end at 59,999"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"magic": 1}, "not a .bin of llm.c (its first int32 must be 20240520)"),
+    ({"version": 7}, "version 7 of llm.c's .bin; allowed: 1"),
+    ({"content": b"\1\0"}, "1,026 bytes, but its header has 2 tokens"),
+    ({"tokens": 1}, "but its header has 1 tokens: cut short, or more than that"),
+    ({"tokens": -1}, "but its header has -1 tokens"),
+    ({"content": b"\1\0\xff\xff"}, "the files hold the id 65,535, and the tokenizer's ids end at 59,999"),
+])  # fmt: skip
 def test_a_wrong_shard_is_one_line(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     path = shard_of(tmp_path / "x.bin", **changes)  # type: ignore[arg-type]
     with pytest.raises(InputError) as error:
