@@ -59,7 +59,7 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
     yield from _growing(looks, blocks)
     yield from _memory(blocks)
     yield from _demand(blocks)
-    yield from _padding(blocks, on_device=bool(one.noted("device")))
+    yield from _padding(one, blocks)
     yield from _settings(one, looks, blocks)
     yield from _makers(one, blocks)
 
@@ -154,19 +154,22 @@ def _demand(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
         yield {"kind": BUSY, "figures": {"cores": asked_ns / passed_ns}}
 
 
-def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonObject]:
+def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
     """Yield a row with the share of padding positions, if there are any, and the time of the passes that they cost.
 
-    That time is None if the program trains on a device (``on_device``), which works while the host continues.
+    That time is None if the program trains on a device, which works while the host continues. ``called``: the
+    program's function that packs the batches.
     """
     positions, padded, columns = (sum(totals.padding[place] for totals in blocks) for place in range(3))
     steps = sum(totals.measured for totals in blocks)
     if not padded or not steps:
         return
     passes_ms = sum(sum(totals.lengths.parts.get(name, ())) for totals in blocks for name in ("forward", "backward"))
+    packers = (maker for maker in one.noted("maker") if maker[0] == "pack" and maker[1])
     yield {
         "kind": PADDING,
-        "ms": None if on_device else padded / positions * passes_ms / steps,
+        "called": next((f"{function}, {place}" for _, place, function, _ in packers), ""),
+        "ms": None if one.noted("device") else padded / positions * passes_ms / steps,
         "figures": {"share": padded / positions, "column_share": columns / positions},
     }
 

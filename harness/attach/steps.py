@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.attach.frames import AttachedProcess, Made, events
-from harness.explain.causes import HOOKS, PASSES
+from harness.explain.causes import HOLDER, HOOKS, PASSES
 from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import StepRecorder
@@ -385,7 +385,7 @@ def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, altern
         totals.evaluating += 1
         totals.evaluating_ns += 0 if ended is None else ended[1] - now
         for event in step.body:
-            if event[0] == SAMPLED and event[1] not in ("backward", HOOKS, "optimizer"):
+            if event[0] == SAMPLED and event[1] not in ("backward", HOOKS, HOLDER, "optimizer"):
                 totals.evaluated_ns[event[2]] += event[4]
     elif not warming_up and marks:
         totals.interrupted += 1

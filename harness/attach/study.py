@@ -14,7 +14,7 @@ from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.program_causes import program_causes
 from harness.attach.steps import EXACT, FORCED, LATE, PROFILED_PART, MadeBy, StepTotals, write_tables
-from harness.explain.causes import CODE, COMPILED, EVALUATION, GC, HOOKS, LOCK, SAMPLED
+from harness.explain.causes import CODE, COMPILED, EVALUATION, GC, HOLDER, HOOKS, LOCK, SAMPLED
 from harness.explain.wall import AFTER_STEPS, EVALUATING_STEPS, MEASURED_STEPS, OTHER_STEPS, PROFILED_STEPS, START_UP
 from harness.machine.check import count
 from harness.machine.environment import record_user_environment
@@ -310,7 +310,8 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
     places = {number: tuple(fields) for number, *fields in one.noted("place")}
-    for phase in {phase for phase, _, _ in totals.sampled_ns}:
+    holders = {number: ns for (phase, number, _), ns in totals.sampled_ns.items() if phase == HOLDER}
+    for phase in {phase for phase, _, _ in totals.sampled_ns} - {HOLDER}:
         for number, (ns, late) in _spent_at(totals, phase).items():
             if number in places and ns >= LEAST_CAUSE_SHARE * totals.wall_ns:
                 place, function, code, called = places[number]
@@ -325,7 +326,7 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                     "spent_ms": ns / 1e6,
                 }
     held = {number: ns * totals.held_shares.get(number, 0.0) for number, ns in totals.others_ns.items()}
-    for kind, spent_at in ((LOCK, held), (EVALUATION, totals.evaluated_ns)):
+    for kind, spent_at in ((LOCK, held), (HOLDER, holders), (EVALUATION, totals.evaluated_ns)):
         for number, ns in spent_at.items():
             if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.evaluating_ns):
                 place, function, code, called = places[number]

@@ -14,6 +14,7 @@ CODE, GC = "code", "gc"  # kinds of causes in measured steps: a sampled place; m
 LOCK, EVALUATION = "lock", "evaluation"  # kinds of sampled places: another thread ran there; in an evaluation
 BUSY = "busy"  # kind of a row: cores that other threads and child processes of the program occupy or wait for
 THREAD_LOCK = "threading.Lock"  # ``called`` of a line that waits for a lock; must match agent/own_time.py
+HOLDER = "lock holder"  # kind of a place where another thread was while the recorded one waited for a lock
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of causes that concern the whole program
 MAKER = "maker"  # kind of a row: the function that makes a stage of the data
@@ -44,6 +45,7 @@ class SlowCause:
     * counted in every measured step: ``retries``, ``compiled``
     * time in measured steps: ``code`` (sampled), ``gc`` (measured)
     * ``lock``: CPU time of another thread at a place, with the interpreter's lock
+    * ``lock holder``: time of another thread at a place while the recorded one waited for a lock of the program
     * ``busy``: cores that other threads and child processes occupy or wait for
     * ``evaluation``: time in evaluations at a place
     * ``growing``: steps get longer

@@ -15,6 +15,7 @@ from harness.explain.causes import (
     CODE,
     GRADIENTS,
     GROWING,
+    HOLDER,
     PADDING,
     REST,
     SETTING,
@@ -292,7 +293,8 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         ms = Estimate(cause.cost_ms, cause.low_ms, cause.high_ms, arm.blocks)
         share = ms.median / wall.on_cores_ms
         kind: PartKind = "code" if cause.place else "phase"
-        part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind)
+        called = cause.called if cause.kind == PADDING else ""
+        part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind, called=called)
         line = next((code_part for code_part in wall.parts if code_part.kind == CODE), None)
         share_of_part = 1.0
         if cause.kind == GROWING and part.name == noted.place and line is not None and line.ms.median >= ms.median / 2:
@@ -428,7 +430,14 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         ended=ended,
         share_of_part=largest.ms.median / max(sum(part.ms.median for part in cost.parts), 1e-12),
         figures=remedy_figures(remedy, arm),
+        holder=_holder(arm) if remedy == "shorter lock" else None,
     )
+
+
+def _holder(arm: ArmReport) -> SlowCause | None:
+    """Return the place where another thread mostly was while the recorded thread waited for a lock; None if unknown."""
+    holders = [cause for cause in arm.causes if cause.kind == HOLDER]
+    return max(holders, key=lambda cause: cause.spent_ms, default=None)
 
 
 def _phase_of(part: StepPart) -> str:

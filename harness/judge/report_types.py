@@ -172,6 +172,7 @@ class Diagnosis:
     share_of_part: float = 1.0  # share of its largest part in ``ms``
     ended: EndedCost | None = None  # steps that had the cost, if no later step has it
     figures: Mapping[str, float] = field(default_factory=dict)  # figures in the text of the remedy, by name
+    holder: SlowCause | None = None  # for a wait for a lock: where another thread holds it
 
 
 @dataclass(frozen=True)

@@ -204,12 +204,12 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
     Empty with fewer than two ranks. ``gain``: possible speedup of all ranks together; None if not recorded.
     """
-    ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
+    ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and arm.totals.phase_ms]
     if len(ranks) < 2:
         return []
     if any(arm.unseen is not None and arm.unseen.reason != "ranks" for arm in ranks):
         gain = None
-    waits = {arm.name: arm.totals.phase_ms["fetch"] for arm in ranks}
+    waits = {arm.name: arm.totals.phase_ms.get("fetch", 0.0) for arm in ranks}
     last = max(ranks, key=lambda arm: waits[arm.name])
     step_ms = _mean_ms(last)
     most_ms = max(wait for name, wait in waits.items() if name != last.name)
@@ -223,6 +223,8 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
             f"the others wait for {names.short(late)}, which works {part(late_ms)} of a step; the next works "
             f"{part(next_ms)}"
         )
+    elif similar and not any(waits.values()):
+        return []
     elif similar:
         finding = f"all wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
     else:

@@ -247,10 +247,16 @@ def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, s
     )
     makers = [
         ("read", type(dataset), method),
-        ("pack", iterator, "_collate_fn"),
+        ("pack", *_collator(iterator)),
         ("sampler", type(sampler), "__iter__"),
     ]
     return [(stage, *_defined(owner, name), stage == "read" and not reads_batches) for stage, owner, name in makers]
+
+
+def _collator(iterator: Any) -> tuple[Any, str]:
+    """Return (owner, name) of the function that collates a batch; for an object, the ``__call__`` of its class."""
+    collate = _innermost(_stored(iterator, "_collate_fn"), "data_collator")
+    return (iterator, "_collate_fn") if _code(collate) is not None else (type(collate), "__call__")
 
 
 def _stored(owner: Any, name: str) -> Any:

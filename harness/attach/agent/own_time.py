@@ -39,6 +39,7 @@ import _thread
 import gc
 import linecache
 import os
+import re
 import sys
 import threading
 from opcode import opmap
@@ -53,6 +54,8 @@ from _harness_agent import boundaries, guard, memory, record, run_queue, watchin
 SAMPLED = 16  # event: (kind, phase or "", number of the place (0: unknown), one of these, nanoseconds, looks)
 EXACT, LATE, FORCED = 0, 1, 2
 HOOKS = "gradient hooks"  # phase
+# Phase of a place of another thread, which may hold the lock that the recorded thread waits for; it has no looks.
+HOLDER = "lock holder"
 # Modules of torch whose calls within a backward pass are work of the model, and not of a hook.
 MODEL_MODULES = (
     "torch.autograd.function", "torch.utils.checkpoint", "torch.nn.modules", "torch.optim", "torch.distributed",
@@ -94,6 +97,8 @@ LOADER_NEXT = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"  # wrap
 # Since Python 3.14, the instruction is a call, and ENTERS_NEXT comes just before it.
 ENTERS, ENTERS_NEXT = opmap.get("BEFORE_WITH"), opmap.get("LOAD_SPECIAL")
 THREAD_LOCK = "threading.Lock"
+# Must match harness.explain.causes.
+WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 
 
 class _Sampler:
@@ -112,6 +117,7 @@ class _Sampler:
         self.counted = 0  # looks
         # Place of another thread, nanoseconds that it ran, nanoseconds of these with the lock.
         self.others: list[tuple[Where, int, int]] = []
+        self.holders: list[tuple[Where, int]] = []  # place, nanoseconds; see HOLDER
         self.demand: list[tuple[int, int]] = []  # see DEMAND
         self.asked: tuple[int, dict[int, int]] | None = None  # time of the last reading, and its values
         self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by kernel thread id
@@ -183,7 +189,8 @@ class _Sampler:
             return last_ns
         frames = sys._current_frames()
         del frames[get_ident()]  # A cycle through this frame's own dict would keep all frames alive.
-        frame = frames.get(boundaries.recorded_thread or 0)
+        recorded = boundaries.recorded_thread or 0
+        frame = frames.get(recorded)
         now = monotonic_ns()
         interval_ns = sys.getswitchinterval() * 1e9
         others = len(self.others)
@@ -208,6 +215,11 @@ class _Sampler:
             waited_ns = now - due_ns
             waited = EXACT if waited_ns <= PROMPT_NS else LATE if waited_ns < interval_ns else FORCED
             self.looks.append((phase, place, waited, since_ns))
+            if _waits_for_lock(place):
+                names = _names_of_lock(place)
+                stacks = [stack for thread, stack in frames.items() if thread != recorded and _names(stack, names)]
+                places = map(self._where, stacks)
+                self.holders += [(holder, since_ns) for holder in places if holder is not None and _may_hold(holder)]
         return now
 
     def _wait_shortly(self, shortly: bool) -> None:
@@ -312,7 +324,7 @@ class _Sampler:
             return 0
         number = self.places[key] = len(self.places) + 1
         text = " ".join(linecache.getline(code.co_filename, line).split())[:MAX_CODE]
-        if called is None and ".acquire(" in text:
+        if _waits_for_lock(where):
             module = THREAD_LOCK
         callee = module if called is None else f"{module}.{called.co_qualname}"
         place = f"{os.path.basename(code.co_filename)}:{line}"
@@ -331,14 +343,46 @@ class _Sampler:
             before_ns, times = summed.get(key, (0, 0))
             summed[key] = before_ns + ns, times + 1
         others, self.others = self.others, []
+        holders, self.holders = self.holders, []
         readings, self.memory = self.memory, []
         demand, self.demand = self.demand, []
         return [
             *((SAMPLED, *key, *sums) for key, sums in summed.items()),
+            *((SAMPLED, HOLDER, self.number(holder), EXACT, ns, 0) for holder, ns in holders),
             *((OTHER_RAN, self.number(thread_place), *times) for thread_place, *times in others),
             *((MEMORY, *reading) for reading in readings),
             *((DEMAND, *times) for times in demand),
         ]
+
+
+def _waits_for_lock(where: Where) -> bool:
+    """Return True if the place takes a lock of the program: by a statement "with", or by a call of ``acquire()``."""
+    code, line, called, module = where
+    return called is None and (module == THREAD_LOCK or ".acquire(" in linecache.getline(code.co_filename, line))
+
+
+def _names_of_lock(where: Where) -> set[str]:
+    """Return the names in the line that takes the lock, such as "lock" of ``with self.lock:``."""
+    line = linecache.getline(where[0].co_filename, where[1])
+    return set(re.findall(r"[^\W\d]\w*", line)) - {"with", "self", "cls", "acquire"}
+
+
+def _names(frame: FrameType | None, names: set[str]) -> bool:
+    """Return True if code in the stack of ``frame`` uses one of ``names``."""
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        code = frame.f_code
+        if not names.isdisjoint((*code.co_names, *code.co_varnames, *code.co_freevars)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _may_hold(where: Where) -> bool:
+    """Return True for a place in program code, unless its thread itself waits for a lock, a queue or another thread."""
+    waits = _waits_for_lock(where) or where[3].partition(".")[0] in WAITING_MODULES
+    return not waits and not watching.is_library(where[0].co_filename)
 
 
 def _lock_entered(frame: FrameType) -> str:

@@ -447,7 +447,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "faster sampler": "Draw fewer items, or draw them faster: loader workers cannot take the sampler over.",
     "tokenize before": "Tokenize once, before the training.",
     "whole batches": "Read a batch at once: give the dataset __getitems__(), or a BatchSampler with batch_size=None.",
-    "loading first": "Speed up the loading first: the workers take as long for a batch.",
+    "loading first": "Speed up the loading first: no step can be shorter than the workers take for its batch.",
     "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
     "more shards": "Give each loader worker items: as many shards as workers, or more.",
     "fewer objects": "Send fewer and larger tensors: receiving each one takes time.",
@@ -541,7 +541,9 @@ def _where(one: Diagnosis, step_ms: float) -> str:
         case "code" | "lock" | "evaluation" | "compile" if part.name not in (EVALUATION, COMPILATION):
             called = f", in {part.called}" if part.called else ""
             code = f" (`{shortened(part.code)}`)" if part.code else ""
-            return f"{mostly} {'just before' if part.late else 'at'} {part.name}{code}{called}"
+            where = f"{mostly} {'just before' if part.late else 'at'} {part.name}{code}{called}"
+            held = one.holder
+            return where if held is None else f"{where}, while another thread is at {held.place}{_code(held)}"
         case "data":
             stage = "restarts of the loader" if part.name == RESTART else part.name
             code = f": `{shortened(part.code)}`" if part.code else ""
@@ -551,7 +553,8 @@ def _where(one: Diagnosis, step_ms: float) -> str:
         case "phase":
             location = "outside of all phases"
             location += ": lines were not sampled" if one.remedy == "sample alone" else ": no line takes much of it"
-            return f"{mostly} {location if part.name == 'other' else f'in {part.name}'}"
+            packed = f" (batches are packed by {part.called})" if one.kind == "padding" and part.called else ""
+            return f"{mostly} {location if part.name == 'other' else f'in {part.name}'}{packed}"
         case _:
             return ""
 

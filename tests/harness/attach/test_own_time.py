@@ -333,6 +333,47 @@ def test_a_child_process_and_another_thread_ask_for_cores() -> None:
     assert passed_ns > 0
 
 
+def test_the_place_of_the_thread_that_holds_the_lock_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded thread waits for a lock that a sleeping thread holds. Others sleep, or wait for it as well."""
+    hooks._agent()
+    from _harness_agent import boundaries, own_time
+
+    lock, leave = threading.Lock(), threading.Event()
+    begun = [threading.Event() for _ in range(3)]
+
+    def hold() -> None:
+        with lock:
+            begun[0].set()
+            while not leave.is_set():
+                time.sleep(0.01)
+
+    def wait(number: int) -> None:
+        begun[number].set()
+        with lock:
+            pass
+
+    def sleep() -> None:
+        while not leave.is_set():
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=sleep)]
+    threads += [threading.Thread(target=wait, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for event in begun:
+        event.wait()
+    monkeypatch.setattr(boundaries, "recorded_thread", threads[2].ident)
+    sampler = own_time._Sampler()
+    until = time.monotonic() + 10
+    while not sampler.holders and time.monotonic() < until:  # The waiting thread has not come to its line yet.
+        sampler._look(time.monotonic_ns(), time.monotonic_ns())
+        time.sleep(0.01)
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert {where[0] for where, _ in sampler.holders} == {hold.__code__}
+
+
 @pytest.mark.parametrize("kind", ["with", "acquire", "sleep", "Python"])
 def test_a_line_that_waits_for_a_lock_of_the_program_is_told_from_others(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,10 +169,24 @@ def test_what_makes_a_batch_is_found_without_running_code_of_the_program(wrapped
     found = {stage: (function, by_row) for stage, _, function, by_row in loading._makers(iterator, dataset, False)}
     assert found == {
         "read": ("Lazy.__getitem__", False),  # __getattr__ may have __getitems__
-        "pack": ("collate_fn", False),
+        "pack": ("Lazy.__call__", False),
         "sampler": ("Lazy.__iter__", False),
     }
     assert data.asked == []
+
+
+def test_the_collator_of_a_trainer_is_found_in_its_wrapper() -> None:
+    hooks._agent()
+    from _harness_agent import loading
+    from transformers.trainer_utils import RemoveColumnsCollator
+
+    collate = RemoveColumnsCollator(Lazy([1]), ["labels"])
+    (_, _, function) = next(
+        (stage, place, function)
+        for stage, place, function, _ in loading._makers(SimpleNamespace(_collate_fn=collate), [], False)
+        if stage == "pack"
+    )
+    assert function == "Lazy.__call__"
 
 
 @pytest.mark.parametrize("program", JOINED)
@@ -291,6 +306,7 @@ def test_padding_is_counted_however_a_batch_shows_it(tmp_path: Path, seen: Seen,
     assert found.figures["column_share"] == pytest.approx(20 / 32, abs=0.01)
     assert found.ms is not None
     assert found.ms > 0
+    assert found.called.startswith(("batch, padded.py:", "tuples, padded.py:"))
 
 
 @pytest.mark.parametrize("program", FULL)

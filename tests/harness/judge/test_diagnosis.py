@@ -197,6 +197,15 @@ def test_ranks_without_cores_also_wait_for_each_other(ranks: int) -> None:
     assert ("at least" in finding_text(found, 100.0)) == (ranks > 1)
 
 
+def test_the_place_where_another_thread_holds_the_lock_is_named() -> None:
+    holders = [spent("lock holder", ms, place=place) for place, ms in (("b.py:7", 30.0), ("c.py:1", 5.0))]
+    found = first(arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="threading.Lock"), *holders))
+    assert found.remedy == "shorter lock"
+    assert found.holder is not None
+    assert found.holder.place == "b.py:7"
+    assert "b.py:7" in diagnosis_text(found, 100.0)
+
+
 @pytest.mark.parametrize("above", [0.01, -0.01])
 def test_a_small_hand_over_of_batches_is_no_finding(above: float) -> None:
     ms = 100 * (HANDOVER_SHARE_MIN + above)
