@@ -42,6 +42,7 @@ from harness.show.policy import (
     FINDINGS_SHOWN,
     REMEDY_REPEATS,
     SPENT_SHARE_MIN,
+    WAIT_SHARE,
     WORTH_SHARE,
 )
 from harness.show.ranks import rank_lines, scaling_lines
@@ -481,7 +482,12 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
 
 def _bar(wall: Wall) -> tuple[BarPart, ...]:
     parts, step_ms = wall.parts, wall.step_ms.median
-    shown = parts if len(parts) <= BAR_PARTS_MAX else parts[: BAR_PARTS_MAX - 1]
+    shown = list(parts if len(parts) <= BAR_PARTS_MAX else parts[: BAR_PARTS_MAX - 1])
+    # Waits for a core are no part of the shares, so they are not summed up with other parts.
+    for waits in (
+        entry for entry in parts if entry.kind == "core" and entry.share >= WAIT_SHARE and entry not in shown
+    ):
+        shown[-1] = waits
     part = part_of(step_ms)
     bar_parts = [
         BarPart(
@@ -489,7 +495,7 @@ def _bar(wall: Wall) -> tuple[BarPart, ...]:
         )
         for entry in shown
     ]
-    if remaining := parts[len(shown) :]:
+    if remaining := [entry for entry in parts if entry not in shown]:
         rest_ms = sum(entry.ms.median for entry in remaining)
         share = sum(wall.share(entry) for entry in remaining if entry.kind != "core")
         bar_parts.append(BarPart(REST_OF_PARTS, part(rest_ms), rest_ms / step_ms, share))

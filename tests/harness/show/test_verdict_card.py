@@ -12,6 +12,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from harness.explain.unusual_steps import StepTimes
+from harness.explain.wall import WAITING
 from harness.judge.report_types import DiagnosisKind, StudyReport
 from harness.judge.study import analyse
 from harness.show import terminal
@@ -94,6 +95,19 @@ def test_shares_are_of_the_step_that_the_title_names() -> None:
     assert shown["waiting for a core"] == "–"
     assert sum(one.share or 0.0 for one in card.bar) == pytest.approx(1.0)
     assert f"({shown['own code: a.py:3']})" in card.cost
+
+
+def test_a_short_wait_for_a_core_is_not_in_the_rest_whose_share_leaves_it_out() -> None:
+    """ "Everything else 3.76 ms 11 %" was printed of a step of 25.8 ms."""
+    report = report_of(replace(MANY, facts={**MANY.facts, "waiting_share": 0.03}, off_core={"forward": 5.0}))
+    (arm,), card = report.arms, first_screen(report).card
+    assert arm.wall is not None
+    assert card is not None
+    assert len(card.bar) == BAR_PARTS_MAX
+    rest, waits = (next(part for part in card.bar if part.label == label) for label in (REST_OF_PARTS, WAITING))
+    assert waits.share is None
+    assert rest.share is not None
+    assert rest.share == pytest.approx(rest.length * arm.wall.step_ms.median / arm.wall.on_cores_ms, rel=1e-3)
 
 
 def test_stretches_of_the_bar_follow_one_another() -> None:
