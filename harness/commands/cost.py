@@ -1,7 +1,4 @@
-"""harness cost and spent: predicts hours and money from a few steps, and adds up what was spent.
-
-``cost`` predicts every arm's training, or a study. ``spent`` adds up trainings, studies, cost probes and sweeps.
-"""
+"""harness cost and spent: predict hours and money of trainings or a study from a few steps; add up what was spent."""
 
 from __future__ import annotations
 
@@ -114,10 +111,7 @@ def add_spent_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the hours and cost of each training, study or sweep in the folders, and their sums.
-
-    Unreadable ones are named.
-    """
+    """Print the hours and cost of each training, study or sweep in the folders, their sums, and unreadable folders."""
     from harness.launch.budget import Expense, expenses
     from harness.show.cost import spending_json, spending_lines
     from trainer.files import expanded

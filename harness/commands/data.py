@@ -1,10 +1,4 @@
-"""harness data: one action per kind of work on data. The two largest, pretokenize and dedup, have their own files.
-
-- ``stats`` prints the composition of a corpus, and the effect of padding and packing on it.
-- ``formats`` prints the cost of each format for one corpus: bytes, and seconds to write and to read.
-- ``verify`` proves that all data paths agree.
-- ``export`` writes the tokens of a corpus as the files of another trainer; ``import`` makes a corpus of such files.
-"""
+"""harness data: one action per kind of work on data. The two largest, pretokenize and dedup, have their own files."""
 
 from __future__ import annotations
 
@@ -224,10 +218,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the tokens of the corpus as files of the other trainer.
-
-    It is tokenized first, unless the cache has the tokens.
-    """
+    """Write the tokens of the corpus, which is tokenized unless cached, as files of the other trainer."""
     from trainer.data.formats.exchange import SHARD_TOKENS, VALIDATION_SHARE
     from trainer.data.formats.export import Division, Vocabulary
     from trainer.data.formats.export import export as write

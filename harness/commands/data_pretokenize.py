@@ -125,10 +125,7 @@ def _check_engine(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
-    """Yield the tokens that Spark makes, once for all formats; None for the local engine.
-
-    If the command fails, finished parts are kept.
-    """
+    """Yield Spark's tokens for all formats; None for the local engine. A failure keeps the finished parts."""
     if arguments.engine == "local":
         yield None
         return

@@ -1,8 +1,4 @@
-"""harness export: converts models and tokenizers to formats of another trainer, one format per action.
-
-``llmc-model`` writes a trained GPT-2 as a model file of llm.c. ``llmc-tokenizer`` writes a tokenizer as llm.c's
-tokenizer.bin, which llm.c uses to print samples.
-"""
+"""harness export: converts models and tokenizers to formats of another trainer (llm.c), one format per action."""
 
 from __future__ import annotations
 

@@ -85,11 +85,7 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0
 
 
-_ENDINGS = {
-    "end of text": "end of text",
-    "max tokens": "--max-tokens",
-    "context": "the model has no more positions",
-}
+_ENDINGS = {"end of text": "end of text", "max tokens": "--max-tokens", "context": "the model has no more positions"}
 
 
 def _choice(arguments: argparse.Namespace) -> TokenChoice:

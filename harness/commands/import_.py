@@ -1,8 +1,4 @@
-"""harness import: converts files of another trainer, one format per action.
-
-``llmc-model`` makes a transformers folder from a model file of llm.c. ``llmc-log`` makes the tables of a training from
-llm.c's main.log, and draws its losses.
-"""
+"""harness import: converts model files and logs of another trainer (llm.c), one format per action."""
 
 from __future__ import annotations
 
@@ -34,9 +30,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_model(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Convert the llm.c model file to a Hugging Face model folder (``--out``) and print a summary. Return exit code 0.
-
-    Raises InputError for an unusable file or tokenizer.
+    """Convert the llm.c model file to a Hugging Face folder (``--out``) and print a summary. Return exit code 0. Raises
+    InputError for an unusable file or tokenizer.
     """
     from harness.commands.data_needs import given_tokenizer
     from trainer.llmc_model import as_folder, not_finite

@@ -1,7 +1,6 @@
-"""harness list, schema and completion: print what can be called by name, what files may contain, and completions.
+"""harness list, schema and completion: what can be called by name, what files may contain, and shell completions.
 
-``schema`` prints the JSON Schema of scenario files for editors, or the meaning of the tables' columns. ``completion``
-prints a script that completes commands, options and files in a shell.
+``schema`` prints the JSON Schema of scenario files for editors, or the meaning of the tables' columns.
 """
 
 from __future__ import annotations

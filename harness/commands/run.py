@@ -108,10 +108,7 @@ def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
-    """Run the study here, or in Slurm jobs if its scenario says so.
-
-    None for --dry-run, which only prints the batch script.
-    """
+    """Run the study here, or in Slurm jobs if its scenario says so; --dry-run only prints the batch script: None."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import StudyOptions, run_study
@@ -169,10 +166,7 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a scenario whose arms are commands, or (--plan) print its runs.
-
-    Raises InputError for options that it lacks.
-    """
+    """Run a scenario of commands, or (--plan) print its runs. Raises InputError for options that it lacks."""
     from harness.launch.quiet import load_check
     from harness.scenario.commands import describe_commands, plan_commands
 

@@ -42,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a sweep, or (--resume) the rest of one, and print its result. --plan and --cost only print the trials or
-    their cost.
-    """
+    """Run a sweep or (--resume) its rest, and print the result. --plan and --cost only print the trials or the cost."""
     refuse_ranks("sweep")
     if arguments.resume is not None:
         return _resumed(arguments, command)

@@ -126,9 +126,7 @@ def _after(one: Validation, steps: int) -> str:
 
 
 def _what_lies_there(folder: Path) -> str:
-    """Return a line that lists the files of a training's folder, and the command for its report if steps were
-    measured.
-    """
+    """Return a line that lists the files of a training's folder, with the command for its report if there is any."""
     from harness.launch.training_files import CHECKPOINTS, LOSSES, has_rows
     from trainer.checkpoint_folder import written
 
@@ -163,10 +161,7 @@ def _rate_of(place: str, sets: list[str]) -> float:
 
 
 def goal_of(arguments: argparse.Namespace) -> Goal | None:
-    """Return the length of the training from --steps, --epochs or --tokens; None: as the scenario says.
-
-    Raises InputError for an impossible value.
-    """
+    """Return the length from --steps, --epochs or --tokens; None: the scenario's. InputError for an impossible one."""
     from harness.launch.progress import Goal
 
     for name in ("steps", "tokens", "epochs"):

@@ -93,10 +93,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
-    """Return the arm to replay: ``wanted``, or the study's only arm.
-
-    Raises InputError if it is missing or not unique.
-    """
+    """Return the arm to replay: ``wanted``, or the study's only arm. Raises InputError if missing or not unique."""
     from harness.scenario.errors import did_you_mean
 
     names = list(dict.fromkeys(run.record.arm for run in runs))
@@ -112,9 +109,7 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
-    """Return the arms of the study whose settings equal those of ``arm`` with ``edits``, each with its measured
-    step time (ms).
-    """
+    """Return the arms with the settings of ``arm`` under ``edits``, each with its measured step time (ms)."""
     from harness.explain.replay.whatif import validation_arms
     from harness.judge.predictions import step_ms_of
 
