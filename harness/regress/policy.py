@@ -1,7 +1,4 @@
-"""Define every number that decides in a regression check: value, unit, reason, guarding test.
-
-Shares are fractions of the baseline's figure.
-"""
+"""Define every number that decides in a regression check. Shares are fractions of the baseline's figure."""
 
 from __future__ import annotations
 
