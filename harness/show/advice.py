@@ -33,7 +33,7 @@ class NextSteps:
     """The section "What to try next" of a study's report."""
 
     ranked: tuple[str, ...]  # recommended changes, a line each, the largest gain first
-    note: str  # how sure they are, or why there are none
+    note: str  # certainty of these changes, or the reason why there are none
 
 
 def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
@@ -107,7 +107,7 @@ def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
 
 
 def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """Return a warning on arms with an iterable dataset, whose workers may each serve all items; empty without."""
+    """Return a warning on arms with an iterable dataset, whose workers may each serve all items; empty without one."""
     arms = list(dict.fromkeys(entry.arm for entry in advised if entry.iterable))
     if not arms:
         return []
@@ -211,9 +211,7 @@ def cannot_be_replayed(named: str, why: str) -> str:
 
 
 def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
-    """Return why other numbers of workers or prefetched batches are not predicted for the arm ``name``. ``known``:
-    doubts about the arm; one of kind ``bar`` gives the reason with figures.
-    """
+    """Return why other numbers of workers or prefetched batches are not predicted for ``name``, by ``known`` doubts."""
     barring = next((entry for entry in known if entry.kind == bar), doubt(bar))
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
     return f"No prediction of other {settings} for {name}: {doubt_text(barring)}."

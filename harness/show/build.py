@@ -41,10 +41,7 @@ from trainer.files import read_json, write_bytes, write_text
 
 
 def build_report(folder: Path) -> FirstScreen:
-    """Analyse the study in ``folder``, write its report there, and return the first screen.
-
-    Raise InputError if ``folder`` is not a study, or if the tables of its runs were deleted.
-    """
+    """Write the report of the study in ``folder``, and return its first screen. InputError without study or tables."""
     study = StudyFolder(folder)
     record = study.read_study()
     study.remove_leftovers()
@@ -115,9 +112,7 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
 def draw(
     report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
-    """Write the report's pictures under plots/, and return them by file name. A picture without content is not drawn,
-    and its file of an earlier report is removed.
-    """
+    """Write the report's pictures under plots/, remove those that it no longer has, and return them by file name."""
     from harness.show import plots  # Importing matplotlib takes a second.
 
     pictures = plots.pictures(report, screen.names)

@@ -232,9 +232,7 @@ def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
 
 
 def refusal(found: PredictedCost, done: float = 0.0) -> str:
-    """Return in one line why the work does not start: budget, expected time and arithmetic. ``done``: share (0 to 1) of
-    the steps that an earlier start has finished.
-    """
+    """Return why the work does not start, with the arithmetic. ``done``: finished share of the steps (0 to 1)."""
     left_s = found.left_s(done)
     whole_s = found.spent_s + left_s
     if done or found.spent_s > found.measuring_s:
@@ -271,9 +269,7 @@ def _longer(found: PredictedCost) -> str:
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:
-    """Return Markdown with predicted and actual time and cost; "" without a prediction. ``totals``: measured totals by
-    arm, for a line on each arm's step time.
-    """
+    """Return Markdown with predicted and actual time and cost, and step times per arm; "" without a prediction."""
     if found is None:
         return ""
     total, usd = found.total, found.total_usd

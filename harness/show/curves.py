@@ -243,7 +243,7 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Return the steps per point of every run's moving mean; 1 (no mean) if all are too short. One for all runs."""
+    """Return the steps per point of all runs' moving means, by the shortest run with a mean; 1 if none has one."""
     windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
     return min((window for window in windows if window > 1), default=1)
 

@@ -30,7 +30,7 @@ class DedupPage:
 
     settings: DedupSettings
     result: DedupResult
-    quality: Quality | None  # None without labels
+    quality: Quality | None  # missing without labels
     clusters: ClusterQuality | None = None
 
 

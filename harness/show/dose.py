@@ -12,9 +12,7 @@ from harness.show.words import count, listing, ms, number
 
 
 def dose_line(found: Dose) -> str:
-    """Return a slowdown injection's kind, slope (ms of step per added ms) with interval, and figures, without a full
-    stop; the reason if no slope could be fitted.
-    """
+    """Return a slowdown injection's slope (ms of step per added ms) with its interval, or why it has none."""
     if found.unfitted is not None:
         return f"the slowdown injection (dose) of {_subject(found)} shows nothing: {dose_reason(found)}"
     text = _fitted(found)

@@ -179,9 +179,7 @@ class RowAxes:
 
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
-    """Return axes with ``count`` rows of ``height`` inches each, and ``margin`` inches for everything else. ``lines``:
-    lines of text above each row on a stacked sheet.
-    """
+    """Return ``count`` rows of ``height`` inches in a figure with ``margin`` more. ``lines``: above a stacked row."""
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
     figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
@@ -294,14 +292,12 @@ class Picture:
     """A drawing in all its forms."""
 
     png: bytes  # for Markdown
-    svg: str  # in the colours of the page's theme
+    svg: str  # coloured by the page's theme
     narrow: str = ""  # the SVG for a phone
 
 
 def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) -> Picture:
-    """Render a figure in all forms, with a mark if the device is emulated. Equal figures give equal bytes. ``narrow``:
-    the figure for phones, if there is one.
-    """
+    """Render a figure in all forms, with a mark on an emulated device. Equal figures give equal bytes."""
     import matplotlib
 
     if emulated:

@@ -217,9 +217,7 @@ def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: Arm
 def _headline(
     report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
 ) -> Headline:
-    """Return the line of a comparison. ``with_data``: adds the baseline's cost of data. ``once``: omitted remedies,
-    which one common line gives for all comparisons.
-    """
+    """Return a comparison's line. ``with_data``: adds the cost of data. ``once``: remedies that it leaves out."""
     changed = change(report.study, c.baseline, c.candidate)
     candidate, baseline = names.short(c.candidate), names.short(c.baseline)
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
@@ -262,7 +260,7 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
 
 
 def _learned(m: Measured, *, emulated: bool) -> list[str]:
-    """Return at most one sentence on diverged, different or not compared losses; none if the verdict names it."""
+    """Return at most one sentence on losses that diverged, differ or were not compared; none if the verdict has it."""
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:

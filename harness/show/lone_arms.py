@@ -186,9 +186,7 @@ def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
-    """Return a line on which rank of one program waits longest for data, and if others wait for it; empty for one rank.
-    ``gain``: possible speedup of all ranks together; None if not recorded.
-    """
+    """Return a line on which rank waits longest for data, and if others wait for it; empty for fewer than two ranks."""
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
     if len(ranks) < 2:
         return []
@@ -223,9 +221,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """Return a sentence on whether the other ranks wait for the rank ``last``, which fetches longest. ``longest``: the
-    other ranks' longest wait for data, formatted. ``gain``: None if not recorded.
-    """
+    """Return a sentence on whether the other ranks, which wait ``longest`` at most, wait for the rank ``last``."""
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. It was not recorded whether they then wait for {last}."
@@ -333,9 +329,7 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
 
 
 def _gain(arm: ArmReport) -> str:
-    """Return sentences on the speedup without data work, by the ideal-data control and by replay, and on their
-    disagreement; "" if neither is known and nothing else is noteworthy.
-    """
+    """Return sentences on the speedup without data work, measured and predicted, and on a disagreement; else ""."""
     explained = arm.explained
     measured, replayed = explained.ideal_measured, explained.ideal_predicted if explained.within_tolerance else None
     parts = []

@@ -17,9 +17,7 @@ LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
 
 
 def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems: Sequence[str] = ()) -> str:
-    """Return Markdown with the load of host and devices during measured steps; "" if all is empty. ``problems``: what
-    the probes could not measure, a line each.
-    """
+    """Return Markdown with the load of host and devices during measured steps, and the probes' problems; else ""."""
     parts = []
     if loads:
         parts += ["### Host", _host_table(loads), HOST_NOTE]

@@ -193,9 +193,7 @@ _NOTHING = (None, 0, False, "", _MISSING)
 
 
 def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
-    """Return the only different setting of both arms, as in ``4 loader workers instead of 0``. None if several differ,
-    or if the arm's name says more than the value (``true``).
-    """
+    """Return the only different setting: ``4 loader workers instead of 0``; None if several, or if a name says more."""
     configs = [_config(study, name) for name in (baseline, candidate)]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     differs = {key: pair for key in keys if (pair := [config.get(key, _MISSING) for config in configs])[0] != pair[1]}

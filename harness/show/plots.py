@@ -194,9 +194,7 @@ def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WI
 
 
 def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw a bar per arm: mean ms per step by phase (an asynchronous device: by cause of idleness). The time to fetch a
-    batch is split by the stages that the step waited for.
-    """
+    """Draw a bar per arm: mean ms per step by phase; on an asynchronous device, by cause of its idleness."""
     rows = row_axes(len(arms), 0.36, 2.0, sheet, lines=2)
     figure, axes = rows.figure, rows.axes
     handles: dict[str, Any] = {}
@@ -267,9 +265,7 @@ _CAUSE_COLOURS = {"python": "other"}
 
 
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
-    """Return (colour key, milliseconds, legend label) of an arm's bar, left to right. They divide the device's time if
-    it is asynchronous, else the time of the host's main thread.
-    """
+    """Return (colour key, ms, legend label) of an arm's bar in order: of an asynchronous device, else of the host."""
     if arm.totals.starved_ms:
         idle = [(_CAUSE_COLOURS.get(cause, cause), arm.totals.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
         upper = max(0.0, sum(arm.totals.phase_ms.values()) - sum(arm.totals.starved_ms.values()))

@@ -45,7 +45,7 @@ class CurveSource:
 
     run: PlottedRun
     place: Path
-    arm: str | None = None  # None outside a study
+    arm: str | None = None  # missing outside a study
     config: JsonObject | None = None  # None if unknown
 
 
@@ -81,7 +81,7 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
 
 
 def _of_training(path: Path) -> CurveSource:
-    """Read a training's curves from its tables, parts that were killed included. Raise InputError without any loss."""
+    """Read a training's curves from its tables, which also cover killed parts. Raise InputError without any loss."""
     losses = read_losses(path / LOSSES)
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
@@ -220,9 +220,7 @@ def _by_place(sources: Sequence[CurveSource]) -> list[str]:
 
 
 def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list[list[str]]:
-    """Return a header and a row per run: lowest losses, hours, cost, and the last share of right answers if any.
-    ``measure``: how answers are scored; None: :func:`best_measure`.
-    """
+    """Return a header and a row per run: lowest losses, hours, cost, and the last share of right answers, if any."""
     with_choices = [run for run in runs if run.choices]
     share_measure = measure or (best_measure(with_choices) if with_choices else None)
     header = [*HEADER, *([f"multiple choice, {share_measure}"] if share_measure else []), "hours", "USD"]

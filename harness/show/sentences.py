@@ -137,9 +137,7 @@ def _steps(m: Measured) -> str | None:
 
 
 def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
-    """Return the verdict ``judged`` on step time: ``steps take 9 % less time (…)``; None if not measured. ``speed``:
-    how many times as fast the candidate's steps are.
-    """
+    """Return the verdict on ``speed``, that of steps: ``steps take 9 % less time (…)``; None if not measured."""
     if speed is None or judged is None:
         return None
     figures = f"({ratio(speed.median)} as fast, {interval(judged.of or speed)})"
@@ -160,7 +158,7 @@ def whose(arm: str, waits: Waits) -> str:
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
-    """Return ``range_ms`` (the least and most wait for data per step); None if there is none or it is narrow."""
+    """Return ``range_ms`` (the least and most wait for data per step); None if unknown or narrow."""
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 

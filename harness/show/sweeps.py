@@ -46,9 +46,7 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Return a sentence on the swept value from which tokenization costs step time. Without such a crossover in the
-    range, it gives the least or the largest cost.
-    """
+    """Return a sentence on the swept value from which tokenization costs step time, or on the least or largest cost."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"

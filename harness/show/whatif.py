@@ -24,9 +24,7 @@ ValidationArms = Sequence[tuple[str, Estimate]]
 def prediction_lines(
     scenario: str, arm: str, p: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> list[str]:
-    """Return the answer of ``harness whatif`` as lines; without edits in ``p``, the measurement and the replay's error.
-    ``checks``: arms that ran with these edits.
-    """
+    """Return the answer of ``harness whatif`` as lines. ``checks``: arms that ran with the edits."""
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
     blocks = f"median of {count(len(p.block_ms), 'block')}"

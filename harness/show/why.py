@@ -44,9 +44,7 @@ LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (do
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return Markdown with each comparison's chain and its tables (device, blocking calls, replays); "" if unmeasured.
-    ``pictures``: names of the written pictures.
-    """
+    """Return Markdown with the comparisons' chains and their tables (device, calls, replays); "" if not measured."""
     parts = []
     compared = report.compared
     arms = [arm for arm in report.arms if not arm.control]
@@ -358,9 +356,7 @@ def _share_text(spent: PathTime, whole_ms: float) -> str:
 
 
 def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a table of when data work ran (in the wait for its batch, in other waits, between steps), by stage. Adds a
-    line for each arm whose stages have an unknown cost.
-    """
+    """Return a table of when data work ran, by stage: in the wait for its batch, in other waits, between steps."""
     unknown = bulleted(
         f"The cost of each stage of {safe(names.short(arm.name))} is unknown: {UNSPLIT.get(cause, cause)}."
         for arm in arms

@@ -79,9 +79,7 @@ def horizon(blocks: int, steps: int, epoch_steps: float | None) -> str:
 
 
 def steps_read(steps: int, epoch_steps: float | None) -> str:
-    """Format steps with the data that they read: ``48 steps (3 % of an epoch)``, ``48 steps (2.50 epochs)``.
-    ``epoch_steps``: steps of an epoch; None if unknown, so only the steps are named.
-    """
+    """Format steps with the data that they read: ``48 steps (3 % of an epoch)``; ``48 steps`` for an unknown epoch."""
     if epoch_steps is None:
         return count(steps, "step")
     share = steps / epoch_steps
@@ -102,9 +100,7 @@ def ms(value: float) -> str:
 
 
 def part_of(step_ms: float) -> Callable[[float], str]:
-    """Return a formatter of milliseconds in one unit for a step of ``step_ms`` and its parts: ``2.31 us`` beside ``25.0
-    us``, ``under 0.01 ms`` beside ``25.0 ms``.
-    """
+    """Return a formatter of ms in one unit for a step and its parts: ``under 0.01 ms`` beside ``25.0 ms``."""
 
     def text(value: float) -> str:
         if unit(step_ms) == "ms" and 5e-6 <= abs(value) < 0.005:

@@ -174,9 +174,7 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 
 def unseen_text(share: float | None) -> str:
-    """Return a clause on the largest undetectable change, a fraction ``share``; None: :data:`COARSE_RESOLUTION`. From
-    :data:`DOUBLED_SPEED` on, the text says "a 2x change" instead.
-    """
+    """Return a clause on the largest undetectable change, a fraction. None stands for :data:`COARSE_RESOLUTION`."""
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"

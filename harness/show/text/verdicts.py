@@ -291,9 +291,7 @@ def absent_text(measured: Measured, figure: Figure) -> str:
 
 
 def horizon_text(blocks: int, steps: int, epoch_steps: float | None) -> str:
-    """Return sentences on how much was measured, and that costs of rarer steps may be missing. ``steps``: per block.
-    ``epoch_steps``: steps of an epoch; None if unknown.
-    """
+    """Return sentences on how much was measured, and that costs of rarer steps may be missing. ``steps``: per block."""
     return f"Measured: {horizon(blocks, steps, epoch_steps)}. {rarer_text(steps)}"
 
 

@@ -64,8 +64,8 @@ class TimelinePart:
     """One run on the timeline: its window of steps, and the probes' slices within it."""
 
     window: Window
-    operators: pa.Table | None  # of torch.profiler; None: did not run
-    stacks: pa.Table | None  # of py-spy; None: did not run
+    operators: pa.Table | None  # slices of torch.profiler; None: did not run
+    stacks: pa.Table | None  # slices of py-spy; None: did not run
 
     @cached_property
     def ranked(self) -> tuple[Ranked | None, Ranked | None]:
@@ -110,9 +110,7 @@ def _fitted(
     steps: int | None,
     limits: SizeLimits,
 ) -> Timeline:
-    """Build a timeline within ``limits``: show fewer steps until the ledger fits, then leave out short details.
-    ``steps``: steps to show per run; None for all.
-    """
+    """Build a timeline within ``limits``: show fewer steps until the ledger fits, then leave out short details."""
     longest = max((run.step_count for run in runs), default=0)
     wanted = longest if steps is None else min(steps, longest)
     shown = steps

@@ -224,7 +224,7 @@ _CHECKED_BYTES = 1 << 20  # bytes
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with the timeline file at ``path``; None if it is complete. Reads it in pieces."""
+    """Return the damage of the timeline file at ``path``; None if it is complete. Reads it in pieces."""
     head, last, tail = b"", b"", b""
     try:
         with gzip.open(path) as file:

@@ -140,7 +140,7 @@ def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> l
 
 
 def _values(table: pa.Table, name: str) -> list[Any]:
-    """Return a column as Python objects (faster than ``to_pylist``); a list of None if it is missing."""
+    """Return a column as Python objects (faster than ``to_pylist``), all None if it is missing."""
     import pyarrow as pa
 
     column = table[name] if name in table.column_names else pa.nulls(len(table))
@@ -166,9 +166,7 @@ _SAMPLE_COLUMNS = ("pid", "tid", "role", "name", "start_ns", "duration_ns")
 
 
 def sample_slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Table:
-    """Return slices from stack ``samples`` (``traces.py_spy.read_stacks``) that overlap ``ranges``. Each row is one
-    frame of a thread, for as long as consecutive samples contain it.
-    """
+    """Return slices of ``samples`` in ``ranges``: one per frame while consecutive samples of a thread contain it."""
     import pyarrow as pa
 
     by_thread: dict[tuple[int, int, str], list[Stack]] = {}
@@ -212,9 +210,7 @@ def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
 
 
 def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: Mapping[int, str]) -> None:
-    """Add the rows (of :func:`sample_slices`) as slices to ``processes`` by role; missing ones are created. ``roles``:
-    role by process id, for samples of the role "other".
-    """
+    """Add the rows of :func:`sample_slices` to ``processes`` by role. ``roles``: by process id, for role "other"."""
     for pid, tid, role, name, start, duration in zip(
         *(table[name].to_pylist() for name in _SAMPLE_COLUMNS), strict=True
     ):

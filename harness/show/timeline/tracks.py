@@ -34,9 +34,7 @@ STEP_ARGS: tuple[StepArgument, ...] = get_args(StepArgument)
 
 
 def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
-    """Return one run's processes by role (main, loader-K, device) with the ledger's slices, and the arrows from the
-    worker that made a batch to the phase that used it.
-    """
+    """Return a run's processes by role with their slices, and arrows from workers to the phases that used a batch."""
     processes = {MAIN: Process(f"{window.name}: {MAIN}")}
     main = processes[MAIN].thread("main thread")
     main.slices += [_step(row) for row in window.steps]
@@ -321,9 +319,7 @@ def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpa
 
 
 def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Return readings as points at their times, at most the end of their repetition. The only reading of a repetition
-    is moved to its beginning, because at the end it would not be visible.
-    """
+    """Return readings as points within their repetition; a single one at its beginning, where it is visible."""
     points: dict[int, float] = {}
     read = Counts(_repetition_of(t_ns, repetitions) for t_ns, _ in series)
     for t_ns, value in series:
