@@ -204,9 +204,7 @@ def _predicted(
 
 
 def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
-    """Raise InputError for a budget in dollars without a known price, which cannot be enforced. ``option``: option that
-    gave the budget of a resumed study, whose price cannot be added any more.
-    """
+    """Raise InputError for a budget in dollars without a price. ``option``: that of a resumed study's budget."""
     if limit is not None and limit.usd is not None and found.per_hour_usd is None:
         if option is not None:
             raise InputError(f"{option}: an amount, but the study began without a price; allowed: a time (6h), or none")
@@ -225,9 +223,7 @@ def _may_have_price(arm: Arm) -> bool:
 
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:
-    """Raise InputError if the expected cost exceeds the budget; print a warning if only the worst case does. ``done``:
-    share (0 to 1) of the work that is already done.
-    """
+    """Raise InputError if the expected cost exceeds the budget. Print a warning if only the worst case does."""
     from harness.show.cost import refusal, worst_warning
 
     if predicted.exceeds(done):
@@ -237,7 +233,7 @@ def _check(predicted: PredictedCost, done: float = 0.0) -> None:
 
 
 def stopped_line(folder: Path, cut: str | None) -> str:
-    """Return what is kept after a stop at the budget, and how to continue. ``cut``: the run then; None: a training."""
+    """Return the message after a stop at the budget: how to continue. ``cut``: what a study ran; None: a training."""
     from harness.launch.budget import read_cost
     from harness.show.cost import outcome
 

@@ -146,9 +146,7 @@ def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
 
 
 def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """Return the selected arms' data configurations, one for each combination of values of ``keys``. Raises InputError
-    for an arm with ``data.source``, which has no corpus.
-    """
+    """Return the arms' data configurations, one per combination of ``keys``. InputError for ``data.source``."""
     needs: dict[str, DataConfig] = {}
     for arm in load_plan(arguments).arms:
         data = arm.config.data

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the checks of this machine (--calibrate measures it first). Return 1 if runs or calibration fail, or 0."""
+    """Print the checks of this machine. Return 1 if ``harness run`` is impossible or a calibration failed, else 0."""
     if arguments.threads is not None and arguments.threads < 1:
         raise InputError(f"doctor: --threads {arguments.threads}: at least 1")
     from harness.machine.examine import Examination
@@ -131,9 +131,7 @@ def lines_of(check: Check) -> Iterator[str]:
 
 
 def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
-    """Return the last line: whether ``harness run`` works here, and the number of checks by status. ``scenario``: True
-    if a scenario was checked; the line then also lists what was not checked.
-    """
+    """Return the last line: whether ``harness run`` works here, the checks by status, and what was not checked."""
     counts = Counter(check.status for check in checks)
     ability = "harness run works here"
     if scenario:

@@ -1,8 +1,4 @@
-"""Estimates how long a study takes on this machine, from one of two measurements, which it names:
-
-- an earlier study of the same arms
-- a few steps of every arm (``harness cost --study``)
-"""
+"""Estimates how long a study takes here, from an earlier study of the same arms or a few steps of every arm."""
 
 from __future__ import annotations
 
@@ -73,9 +69,7 @@ def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
 
 
 def trial(plan: Plan, source: str, out: Path) -> Duration:
-    """Measure a few steps of every arm into ``out``, and return the expected duration. Raises InputError if that fails,
-    or takes longer than :data:`MOST_TRIAL_S` seconds.
-    """
+    """Measure a few steps of every arm into ``out``; return the duration. InputError if it fails or takes too long."""
     from harness.launch.costing import OVER, MeasurementFailed, called_apart, measure, works_of
 
     works_of(plan, "study")  # Raises InputError for a plan whose cost cannot be predicted, before anything runs.

@@ -219,9 +219,7 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
 def run_commands(
     plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
 ) -> int:
-    """Run ``plan`` into a new study ``out``/``name``/..., print its first screen, and return its exit code. ``command``
-    and ``source`` (the scenario file; "" without one) are recorded.
-    """
+    """Run ``plan`` into a new study ``out``/``name``/..., print its first screen, and return its exit code."""
     from harness.attach.comparison import run_comparison
     from harness.commands import exit_codes
     from harness.commands.report import print_first_screen
@@ -270,11 +268,7 @@ def _split(text: str) -> list[str]:
 def _report(
     folder: StudyFolder, raw: Path, program: list[str], command: list[str], ended: Ended | None, begun_utc: str
 ) -> int:
-    """Make the study of the recording in ``raw``, and print its first screen.
-
-    Return the command's exit code, or 1 without a study. ``ended``: how the command ended; None for an earlier
-    recording (--recorded).
-    """
+    """Make a study of the recording in ``raw``, print its first screen, and return the exit code (1: no study)."""
     from harness.attach.study import make_study
     from harness.commands.report import print_first_screen
     from trainer.files import remove

@@ -30,9 +30,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_model(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Convert the llm.c model file to a Hugging Face folder (``--out``) and print a summary. Return exit code 0. Raises
-    InputError for an unusable file or tokenizer.
-    """
+    """Convert the llm.c model file to a Hugging Face folder, and return 0. Raises InputError for unusable files."""
     from harness.commands.data_needs import given_tokenizer
     from trainer.llmc_model import as_folder, not_finite
 

@@ -113,9 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Ask for missing answers on a terminal, write and check the scenario, and print the next steps. Raises InputError
-    if the file exists, or if an answer is wrong.
-    """
+    """Ask for answers, write and check the scenario. Raises InputError if the file exists or an answer is wrong."""
     path = Path(arguments.file)
     if path.is_dir():
         raise InputError(f"init: {path} is a folder; give a file")
@@ -144,9 +142,7 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measures: bool) -> None:
-    """Print how long the study will take; over :data:`MOST_S`, rewrite it with fewer blocks. ``measures``: run a few
-    steps of every arm without an earlier study, except commands and functions of the user.
-    """
+    """Print how long the study takes, rewritten with fewer blocks if over :data:`MOST_S`. ``measures``: run steps."""
     from harness.commands.durations import Duration, expected, how_to_measure, trial
     from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
     from harness.scenario.plan import make_plan
@@ -181,9 +177,7 @@ def _matches(pattern: str) -> bool:
 
 
 def _about(given: Mapping[str, str]) -> str:
-    """Return the kind of scenario (:data:`ABOUT`): from the options, asked on a terminal, or the default. Raises
-    InputError if options contradict each other.
-    """
+    """Return the kind of scenario (:data:`ABOUT`). Raises InputError if options contradict each other."""
     kinds = [kind for kind in ABOUT if kind in given]
     if len(kinds) > 1:
         raise InputError(f"init: --{kinds[0]} and --{kinds[1]}: a scenario is about one of them; omit the other")
@@ -198,9 +192,7 @@ def _about(given: Mapping[str, str]) -> str:
 
 
 def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return {question name: answer} for a scenario of kind ``about``: given by option, asked, or the default. Raises
-    InputError for an option that does not go with it.
-    """
+    """Return {question name: answer}. Raises InputError for an option of another kind of scenario than ``about``."""
     answers: dict[str, str] = {}
     for question in QUESTIONS:
         if about in question.of and not answers.get(question.unless or ""):

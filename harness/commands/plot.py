@@ -1,4 +1,4 @@
-"""harness plot: draws losses and multiple-choice scores of several runs; tabulates lowest losses, time and cost."""
+"""harness plot: draws losses and multiple-choice scores of several runs, with a table of losses, time and cost."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
-    """Draw the multiple-choice scores of the runs that have them, if any. Raises InputError if the requested measure is
-    unknown and no losses are drawn either.
-    """
+    """Draw the runs' multiple-choice scores, if any. InputError for an unknown measure, if no losses are drawn."""
     from harness.show.curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
 

@@ -1,7 +1,4 @@
-"""harness list, schema and completion: what can be called by name, what files may contain, and shell completions.
-
-``schema`` prints the JSON Schema of scenario files for editors, or the meaning of the tables' columns.
-"""
+"""harness list, schema and completion: what can be called by name, what files and tables contain, shell completions."""
 
 from __future__ import annotations
 

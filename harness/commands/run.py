@@ -108,7 +108,7 @@ def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
-    """Run the study here, or in Slurm jobs if its scenario says so; --dry-run only prints the batch script: None."""
+    """Run the study here, or in Slurm jobs if its scenario says so. None for --dry-run, which prints a script only."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import StudyOptions, run_study
