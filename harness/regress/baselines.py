@@ -190,9 +190,7 @@ def whole_gib(amount: Json) -> Json:
 
 
 def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
-    """Return the baseline of the arm and environment of ``series``. Raise NoBaselineError if there is none.
-    ``command``: the command that keeps one, for the message.
-    """
+    """Return the baseline of the arm and environment of ``series``. Raise NoBaselineError without one."""
     path = path_of(folder, series)
     if path.is_file():
         return read(path)
@@ -200,9 +198,7 @@ def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
 
 
 def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
-    """Raise NoBaselineError before measuring if this arm has no baseline for ``environment``, on any device.
-    ``command``: the command that keeps one, for the message.
-    """
+    """Raise NoBaselineError before measuring if this arm has no baseline for ``environment``, on any device."""
     machine = _machine_of(environment)
     if not any(_machine_of(baseline.series.environment) == machine for baseline in _of_arm(folder, scenario, arm)):
         raise _missing(folder, scenario, arm, machine, command)

@@ -273,7 +273,7 @@ class Difference:
     baseline: Any
     candidate: Any
     forbids: bool  # True if it forbids a comparison, unless the user allows it
-    unit: Literal["", "share", "MHz", "cores"] = ""  # of both values, if numbers
+    unit: Literal["", "share", "MHz", "cores"] = ""  # unit of both values, if they are numbers
 
 
 @dataclass(frozen=True)
@@ -344,9 +344,7 @@ class StateComparison:
 
     @property
     def open(self) -> dict[str, Decision]:
-        """Checks besides the step, by name, that more blocks may find worse than allowed: they are undecided with a
-        median over the limit, or some of their blocks are of a higher kind.
-        """
+        """Checks besides the step, by name, that look worse than allowed and that more blocks may decide."""
         totals = {TOTAL: self.total} if self.total is not None and _looks_worse(self.total) else {}
         return totals | {
             gate.name: gate.decision
@@ -400,7 +398,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 def read_share(text: str, what: str) -> float:
-    """Return a share of 0.1 % to 100 % as a fraction: ``3%`` as 0.03. Raise InputError, for option ``what``, else."""
+    """Return a share of 0.1 % to 100 % as a fraction: ``3%`` as 0.03. Else raise InputError, which names ``what``."""
     match = _SHARE.fullmatch(str(text).strip())
     if match is None or not 0.1 <= float(match[1]) <= 100:
         raise InputError(f"{what} {text!r}: allowed: a share such as 3%, from 0.1% to 100%")
@@ -413,7 +411,7 @@ def read_limit(text: str, what: str) -> float | None:
 
 
 def read_seconds(text: str, what: str) -> float:
-    """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. Raise InputError, for option ``what``, else."""
+    """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. Else raise InputError, which names ``what``."""
     match = _TIME.fullmatch(str(text).strip())
     if match is None or not float(match[1]) > 0:
         raise InputError(f"{what} {text!r}: allowed: a time such as 90s, 10m or 1h")

@@ -180,9 +180,7 @@ def _typical(
     control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
 ) -> dict[int, float]:
-    """Return typical_log() of ``part`` by block, for the blocks that both sides finished with this time, in order.
-    ``control``: runs of the baseline's A/A control, by block.
-    """
+    """Return {block: typical_log() of ``part``} for the blocks that both sides finished. ``control``: the A/A runs."""
     logs = {
         block: typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
         for block in sorted(set(baseline) & set(candidate))
@@ -208,9 +206,7 @@ def _parts(
     within: float,
     level: float,
 ) -> list[Part]:
-    """Return the decisions on phases and stages of at least :data:`NOTICEABLE_PART` of the step on either side. Their
-    intervals hold for all of them together (Bonferroni).
-    """
+    """Return the decisions on parts of at least :data:`NOTICEABLE_PART`. Their intervals hold jointly (Bonferroni)."""
     step_ms = _median_ms(baseline, blocks, STEP)
     noticeable = []
     for name in PARTS:

@@ -43,9 +43,7 @@ REGRESSION_SCHEMA = 1
 def write(
     folder: StudyFolder, comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True
 ) -> str:
-    """Write page, JSON and JUnit into the study's folder, and return the page (Markdown). ``alternated``: False if the
-    sides are two studies of different times.
-    """
+    """Write page, JSON and JUnit, and return the page. ``alternated``: False for two studies of different times."""
     page = markdown(comparisons, notes, alternated=alternated)
     write_text(folder.path / MARKDOWN, page)
     write_json(folder.path / JSON, as_json(comparisons, notes))
@@ -87,9 +85,7 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
-    """Return the page: verdict, sentences, table, changed parts of the step, and other differences between the sides.
-    ``alternated``: False if the sides are two studies of different times.
-    """
+    """Return the page. ``alternated``: False if the sides are two studies of different times."""
     parts = [f"### {headline(overall(comparisons), len(comparisons))}"]
     worst_first = sorted(comparisons, key=lambda comparison: _WORST_FIRST.index(comparison.verdict))
     parts.append(

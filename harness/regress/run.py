@@ -62,9 +62,7 @@ def between_states(scenario: Scenario, source: str, patterns: Sequence[str], con
 def between_arms(
     scenario: Scenario, source: str, baseline: str, candidate: str, control: str | None = None
 ) -> ComparisonPlan:
-    """Plan ``candidate`` against ``baseline``, two arms of the scenario, both under ``control`` (None: without one).
-    Raise InputError for an unknown arm or control.
-    """
+    """Plan ``candidate`` against ``baseline``, both under ``control``. Raise InputError if one is unknown."""
     by_name = {variant.name: variant for variant in variants(scenario)}
     for name in (baseline, candidate):
         if name not in by_name:
@@ -136,7 +134,7 @@ class RegressionResult:
     """Result of a regression check."""
 
     folder: Path
-    status: str  # of the study: done, failed, interrupted
+    status: str  # status of the study: done, failed, interrupted
     comparisons: list[StateComparison]
     spent_s: float  # seconds of the budget used at the end of the last block
     cut: str | None = None  # run that was ended within a block when the budget was spent
@@ -237,9 +235,7 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, .
 
 
 def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour.
-    ``base`` and ``head``: the default configurations of both states.
-    """
+    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour."""
     differing = []
     for key, former in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
@@ -258,9 +254,7 @@ def side_of(arm: str) -> str:
 def unless_changed(
     decided: list[StateComparison], before: Mapping[str, object], after: Mapping[str, object], limits: Limits
 ) -> list[StateComparison]:
-    """Return ``decided``, or comparisons without a decision if code changed during the check. ``before`` and ``after``:
-    fingerprints of the code by folder, from both ends of the check.
-    """
+    """Return ``decided``; without decisions if the code's fingerprints changed during the check."""
     changed = sorted(path for path in before if after[path] != before[path])
     if not changed:
         return decided

@@ -186,9 +186,7 @@ class BlockSeries:
 
 
 def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSeries]:
-    """Return the series of every arm that finished a block, by arm. Controls other than A/A have series of their own.
-    Raise InputError if the blocks of an arm ran in different environments.
-    """
+    """Return the series by arm (and control except A/A). Raise InputError if an arm's environments differ."""
     by_arm: dict[str, dict[int, RunData]] = {}
     for run in runs:
         if run.record.control is None or run.record.control in KEPT:

@@ -173,9 +173,7 @@ def _import_folders() -> list[Path]:
 
 
 def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders below ``root`` that replace those of ``imported`` in the repository ``stands_for``. Folders of
-    a virtual environment and missing folders are left out.
-    """
+    """Return the folders of ``root`` that replace ``imported`` ones of the repository ``stands_for``, if they exist."""
     # Packages of an environment within the repository are not the user's code.
     packages = [prefix for prefix in (Path(sys.prefix), Path(sys.base_prefix)) if prefix.is_relative_to(stands_for)]
     folders = []
