@@ -185,4 +185,4 @@ class Table:
     isolated_ms: dict[str, AuditedFigure] = field(default_factory=dict)
     compare: Sequence[tuple[str, str]] | None = None  # (baseline, candidate); None: by batch sizes and isolated figures
     noise: Noise | None = None  # Noise of identical runs in this publication
-    typical_noise: Noise | None = None  # of identical runs elsewhere: shown with the verdict, decides nothing
+    typical_noise: Noise | None = None  # noise of identical runs elsewhere: shown, but decides nothing

@@ -214,7 +214,7 @@ class Projection:
     target: float
     points: tuple[ProjectedPoint, ...]
     law: PowerLaw | NoPowerLaw
-    prediction: Extrapolation | NoExtrapolation | None  # None without a line, and always for widths under mup
+    prediction: Extrapolation | NoExtrapolation | None  # missing without a line, and always for widths under mup
 
     mup: JsonObject | None = None  # Section model.mup that the sweep's own model needs, so that the rate is its best
 

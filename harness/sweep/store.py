@@ -226,7 +226,7 @@ class SweepRecord:
     environment: JsonObject
     ended_utc: str | None = None
     error: str | None = None
-    pilots: dict[str, Pilot] = field(default_factory=dict)  # by :meth:`TrialPlan.kind`; larger models take longer
+    pilots: dict[str, Pilot] = field(default_factory=dict)  # key: :meth:`TrialPlan.kind`; larger models take longer
     lost_s: float = 0.0  # Seconds spent on pilots, which are no trials
 
 

@@ -1,6 +1,4 @@
-"""Train one trial in its own process, forked by ``launch.fork_server``, and decide when it ends early. At each
-milestone it waits for the sweep's order, which depends on losses alone.
-"""
+"""Train one trial in its own process, forked by ``launch.fork_server``, and end it early by the sweep's orders."""
 
 from __future__ import annotations
 
