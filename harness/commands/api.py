@@ -94,7 +94,6 @@ class LoadedStudy:
         return report_of(folder, folder.read_study(), list(folder.runs()))[0]
 
     def _repr_html_(self) -> str:
-        """Return the first screen of the report as HTML, for notebooks."""
         from harness.show import markdown
         from harness.show.build import fragment
         from harness.show.first_screen import first_screen

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two studies and the options of a comparison."""
     parser.add_argument("baseline", metavar="STUDY_A", help=f"the baseline: {STUDY_HELP}")
     parser.add_argument("candidate", metavar="STUDY_B", help="the candidate, given in the same way")
     add_arm(parser)

@@ -25,7 +25,6 @@ MAX_COSTED_STEPS = 10_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario, the length of each training, and the price of an hour."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument(
@@ -102,7 +101,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def add_spent_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the folders, and one price for all of them."""
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="folders of harness train, run, cost and sweep, or folders above them"
     )

@@ -39,7 +39,6 @@ _STAGES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the corpus, the definition of a near-duplicate, and the engine."""
     parser.epilog = PATHS_NOTE
     add_documents(parser)
     parser.add_argument("--out", metavar="DIR", help="a new folder: kept/, removed/, dedup.md, dedup.json, s-curve.png")

@@ -36,7 +36,6 @@ SPARK_FILE = "spark.json"  # file in --out that records Spark's master; format f
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the data, the formats, the output and the engine."""
     add_inputs(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="both", help="both: padded and token-list")
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")

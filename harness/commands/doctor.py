@@ -32,7 +32,6 @@ NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario, the calibration, and the output format."""
     parser.epilog = NOTE
     parser.add_argument(
         "scenario",

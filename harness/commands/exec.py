@@ -35,7 +35,6 @@ that returns the batch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command, its measured part, and its comparison."""
     parser.epilog = NOTE
     parser.usage = (
         "harness exec [--steps N] [--warmup N] [--against 'COMMAND'] [--controls LIST] [--repeats N] "

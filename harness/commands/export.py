@@ -12,7 +12,6 @@ from trainer.files import expanded
 
 
 def add_tokenizer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the tokenizer to export and the output file."""
     parser.add_argument(
         "tokenizer", metavar="TOKENIZER", help="a training's folder or a checkpoint, pretokenized files, a "
         "tokenizer.json, a folder or name for AutoTokenizer, or a SentencePiece .model",
@@ -41,7 +40,6 @@ def export_tokenizer(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the output file and its number format."""
     parser.add_argument(
         "model", metavar="CHECKPOINT", help="a training's folder (its newest checkpoint), a checkpoint, or a folder of "
         "transformers",
@@ -91,7 +89,6 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions."""
     parser.epilog = "Tokens: harness data export."
     add_actions(parser, ACTIONS)
 

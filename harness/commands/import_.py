@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file, the output folder and the tokenizer."""
     parser.add_argument("file", metavar="FILE", help="model_*.bin of llm.c, version 3 (fp32) or 5 (bf16)")
     parser.add_argument(
         "--out", metavar="DIR", required=True,
@@ -51,7 +50,6 @@ OUT = "results/imported"
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the log, and the folder of its tables."""
     parser.add_argument("file", metavar="FILE", help="main.log of llm.c")
     parser.add_argument(
         "--out",
@@ -137,7 +135,6 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions."""
     parser.epilog = "Tokens: harness data import."
     add_actions(parser, ACTIONS)
 

@@ -97,7 +97,6 @@ QUESTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file to write, and an option for each answer."""
     parser.add_argument("file", metavar="FILE", help="scenario file to write")
     for question in QUESTIONS:
         default = f" (default: {question.default or 'empty'})" if question.name not in ABOUT else ""

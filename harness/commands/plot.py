@@ -20,7 +20,6 @@ PLOT_SCHEMA = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs, the output folder, and the axes."""
     parser.add_argument(
         "runs",
         nargs="+",

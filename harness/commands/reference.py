@@ -34,7 +34,6 @@ def list_shipped(_arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --columns."""
     parser.add_argument("--columns", action="store_true", help="print the meaning of each column of a run's tables")
 
 
@@ -55,7 +54,6 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the name of the shell."""
     parser.epilog = "bash: harness completion bash > ~/.local/share/bash-completion/completions/harness"
     parser.add_argument("shell", choices=SHELLS, help="shell of the script")
 

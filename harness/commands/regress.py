@@ -29,7 +29,6 @@ NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two states, the scenario or command, and the limits."""
     parser.epilog = NOTE
     parser.usage = "harness regress --base REV|PATH [OPTION ...] [SCENARIO | -- COMMAND [ARGUMENT ...]]"
     parser.add_argument(

@@ -33,7 +33,6 @@ _QUIET_ELSEWHERE = "run --wait-until-quiet: cannot be combined with launch.slurm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario and its overrides, or the study to complete."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")

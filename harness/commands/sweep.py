@@ -22,7 +22,6 @@ EXITS = {"done": 0, "failed": 1, "budget": 1, "diverged": 1, "interrupted": 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the sweep file and its overrides, or the sweep to resume."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="sweep file, or the name of a shipped one")
     parser.add_argument(

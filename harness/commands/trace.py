@@ -25,7 +25,6 @@ LISTED = 10  # runs that a message names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the study or run, and the viewer."""
     add_study(parser)
     parser.add_argument("--run", metavar="ARM/BLOCK", help="every step of this run, instead of a window of each arm")
     group = parser.add_mutually_exclusive_group()

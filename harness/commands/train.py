@@ -24,7 +24,6 @@ EXITS = {"done": 0, "failed": 1, "interrupted": 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario, its arm, and the length of the training."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--arm", metavar="NAME", help="the arm to train; needed if there are several")

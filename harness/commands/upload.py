@@ -19,7 +19,6 @@ UPLOADS_SHOWN = 5  # names of files that cannot be copied
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the folder, the URL, and --verify."""
     parser.add_argument(
         "folder",
         metavar="DIR",

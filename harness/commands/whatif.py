@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the study, the arm and the edits."""
     add_study(parser)
     parser.add_argument("--arm", metavar="NAME", help="the arm to replay (needed if the study has several)")
     parser.add_argument(

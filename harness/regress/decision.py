@@ -364,7 +364,6 @@ class StateComparison:
 
 
 def _looks_worse(decision: Decision) -> bool:
-    """Return True if the decision is undecided and its median exceeds the limit."""
     change = decision.change
     return decision.outcome == "undecided" and change is not None and change.median > decision.within
 

@@ -163,7 +163,6 @@ class RowAxes:
         self._fit(lines_max)
 
     def _fit(self, lines: int) -> None:
-        """Enlarge the figure by ``lines`` lines of text above the first row."""
         bottom, top = self.axes.get_ylim()
         inches = self.figure.get_figheight() / (bottom - top)
         new_top = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
@@ -179,7 +178,7 @@ class RowAxes:
 
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
-    """Return ``count`` rows of ``height`` inches in a figure with ``margin`` more. ``lines``: above a stacked row."""
+    """Return axes with ``count`` rows of ``height`` inches, plus ``margin``. ``lines``: of text above stacked rows."""
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
     figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top

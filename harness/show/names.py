@@ -44,7 +44,7 @@ class ArmNames:
         return self._compared(one, other)[1]
 
     def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
-        """Return (common beginning, part of ``one``, part of ``other``, common end); the ends are "" if all differs."""
+        """Return (common beginning, rest of ``one``, rest of ``other``, common end); no ends if no part stands out."""
         one_parts, other_parts = (_PARTS.findall(self.short(name)) for name in (one, other))
         common_start = _shared(one_parts, other_parts)
         common_end = _shared(one_parts[common_start:][::-1], other_parts[common_start:][::-1])

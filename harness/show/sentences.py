@@ -376,7 +376,6 @@ def disagreements(c: Comparison) -> list[str]:
 
 
 def _hides(waits: Waits) -> bool:
-    """Return True if any data work of the arm runs hidden behind the step."""
     return sum(waits.hidden_ms.values()) > 0
 
 
