@@ -104,6 +104,7 @@ def _interval(estimate: Estimate, unit: str = "") -> str:
 
 
 def _two(value: float) -> str:
+    """Format with two decimals, never as ``-0.00``."""
     return f"{round(value, 2) + 0.0:.2f}"
 
 
