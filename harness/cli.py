@@ -84,10 +84,7 @@ FIRST = "Start with: harness exec -- python train.py\nArguments of a command: ha
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser of one command. It raises InputError instead of exiting, and adds its arguments on first use.
-
-    ``command``: a :class:`Command` or an action; None for the main parser.
-    """
+    """Argument parser that raises InputError instead of exiting, and adds the arguments of ``command`` on first use."""
 
     def __init__(self, command: Any = None, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -170,10 +167,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _check_name(what: str, given: list[str], allowed: Sequence[str]) -> None:
-    """Raise InputError, with the nearest allowed name, if a word of ``given`` is neither an option nor in ``allowed``.
-
-    ``what``: begins the message, such as "unknown command".
-    """
+    """Raise InputError, which begins with ``what``, for a word that is neither an option nor in ``allowed``."""
     for word in given:
         if not word.startswith("-") and word not in allowed:
             raise InputError(f"{what} {word!r}{_nearest(word, allowed)} allowed: {', '.join(allowed)}")
@@ -187,10 +181,7 @@ def _nearest(word: str, allowed: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code (see the module). An error that a user can fix prints one line.
-
-    ``argv``: words after "harness"; None: those of this process.
-    """
+    """Run one command and return the exit code (see the module). ``argv``: words after "harness"; None: sys.argv."""
     parts = list(sys.argv[1:] if argv is None else argv)
     ending.open_missing_outputs()
     try:
@@ -240,10 +231,7 @@ def _run(parts: list[str]) -> int:
 
 
 def _check_names(parts: list[str]) -> None:
-    """Raise InputError if an argument is not UTF-8.
-
-    Words after ``--`` and after ``--against`` are not checked: they run as is.
-    """
+    """Raise InputError for an argument that is not UTF-8, except for words after ``--`` and ``--against``."""
     for before, part in pairwise(["harness", *parts]):
         if part == "--":
             return
@@ -252,10 +240,7 @@ def _check_names(parts: list[str]) -> None:
 
 
 def _no_memory(error: ImportError | MemoryError) -> str | None:
-    """Return a message if ``error`` means that memory was too small; None if it has another cause.
-
-    An ImportError counts if the address space is limited, because a library may not fit into it.
-    """
+    """Return a message if ``error`` means that memory was too small; None if it has another cause."""
     import resource
 
     limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -109,8 +109,7 @@ class AuditCheck:
     status: AuditStatus
     discrepancy: float | None = None
     allowed: float | None = None
-    reasons: list[CheckReason] = field(default_factory=list)
-    """Why the check is impossible, or a possible reason for a difference that is no contradiction."""
+    reasons: list[CheckReason] = field(default_factory=list)  # why it is impossible, or a difference no contradiction
 
 
 def setting_of(row: AuditRow, declared: Declared, convention: Convention | None) -> Setting:

@@ -1,7 +1,6 @@
 """Check a published results table against itself, as a pure function from Table to Audit.
 
-Tolerances follow from printed digits (table.py), firm claims from scatter and the number of equally good readings
-(judge.py).
+Tolerances follow from printed digits (table.py), firm claims from scatter and the number of equally good readings.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class RowAudit:
     implied: Interval | None  # FLOPs per token, from TFLOP/s (else MFU x peak) and tokens/s
     setting: Setting
     incomparable: Incomparable | None
-    tokens_per_s_as_declared: float | None
-    """Tokens/s at the declared sequence length with the same FLOP/s, if a firm reading has another length."""
+    tokens_per_s_as_declared: float | None  # at the declared length with the same FLOP/s, if a firm reading differs
     alike: list[FittedReading]  # Readings that count the same FLOPs per token
     scatter: Scatter | None  # Scatter of several rows that includes this row
 
@@ -172,10 +170,8 @@ def _readings(
     known: Sequence[Convention],
     peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[Excluded]]:
-    """Return the readings that make the row consistent, and the excluded kinds; none if it is already.
-
-    Readings with another formula of the table (``usual``) and one more change are included. ``settled``: several rows
-    confirm it.
+    """Return the readings that make the row consistent, and the excluded kinds; none if it already is. Readings with
+    another formula of the table (``usual``) and one more change are included. ``settled``: several rows confirm it.
     """
     if fits(row, setting):
         return [], []

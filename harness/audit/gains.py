@@ -35,12 +35,10 @@ class Gain:
     data_ms: float | None  # Isolated data time of one step: batch size x ms per sample.
     candidate_data_ms: float | None
     ceiling_all: float | None  # Ratio if the whole data time were exposed and removed
-    ceiling: float | None
-    """Ratio if the whole data time were exposed and replaced by the candidate's; below 1 if that is slower."""
+    ceiling: float | None  # ratio if the whole data time were exposed and replaced by the candidate's; below 1: slower
     verdict: GainVerdict
     noise: NoiseVerdict | None
-    unexplained: float | None
-    """Part of the measured ratio that the data path cannot explain, as a fraction; 0 if it explains all."""
+    unexplained: float | None  # fraction of the measured ratio that the data path cannot explain; 0 if it explains all
     reason: NotComparable | None  # Why the gain cannot be judged
 
 

@@ -1,6 +1,6 @@
 """Judge what the audit may claim about a row: firm readings, possible readings, scatter.
 
-A reading is firm if the chance that scatter and the number of tried readings explain its fit is at most FIRM_CHANCE. It
+A reading is firm if scatter and the number of tried readings explain its fit with a chance of at most FIRM_CHANCE. It
 is not offered if equally simple readings fit most figures.
 """
 

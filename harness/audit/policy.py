@@ -2,32 +2,26 @@
 
 # Scatter of the figures of one row
 USUAL_SCATTER = 0.05
-"""Standard deviation, relative. Honest figures of one row are taken to differ by no more.
-tests/harness/audit/test_audit_scatter.py"""
+"""Relative standard deviation of the honest figures of one row, at most. tests/harness/audit/test_audit_scatter.py"""
 INCONSISTENT_CHANCE = 0.005
 """Chance under honest scatter. A row that is less likely is inconsistent. tests/harness/audit/test_audit_scatter.py"""
 WITNESS_ROWS_MIN = 3
 """Rows. Fewer other rows cannot overrule USUAL_SCATTER. tests/harness/audit/test_audit_scatter.py"""
 COMMON_FACTOR_SPREAD = 0.2
-"""Share of the discrepancy. Rows whose discrepancies differ by less have them in common.
-tests/harness/audit/test_policy.py"""
+"""Share of the discrepancy. Rows that differ by less have it in common. tests/harness/audit/test_policy.py"""
 AVERAGE_WITHIN = 0.05
-"""Share of tokens/s. A larger distance from the step time is not one of averages over other steps.
-tests/harness/audit/test_policy.py"""
+"""Share of tokens/s. Averages over other steps differ by less. tests/harness/audit/test_policy.py"""
 
 # Readings that explain a row
 FIRM_CHANCE = 0.005
 """Chance that an honest row gets a firm reading where its figures scatter apart. One factor common to all rows of a
 table with two decimals can double it (results/reference/audit-rates). tests/harness/audit/test_audit_scatter.py"""
 SPECIFIC_SHARE = 0.05
-"""Share of figures as far off. A reading is never firm if others, as simple, fit more of them.
-tests/harness/audit/test_audit_scatter.py"""
+"""Share of figures as far off. If others fit more, a reading is not firm. tests/harness/audit/test_audit_scatter.py"""
 OFFERED_SHARE = 0.5
-"""Share of figures as far off. A reading that fits more of them is not offered.
-tests/harness/audit/test_audit_scatter.py"""
+"""Share of figures as far off. A reading that fits more is not offered. tests/harness/audit/test_audit_scatter.py"""
 UNEXPLAINED_SHARE = 0.05
-"""Share of a row's discrepancy. At most this may remain where the reading of another row explains it too.
-tests/harness/audit/test_policy.py"""
+"""Share of a row's discrepancy that another row's reading may leave. tests/harness/audit/test_policy.py"""
 NORMAL_DEVIATIONS = 2.6
 """Standard deviations: 99 % of normal scatter. tests/harness/audit/test_policy.py"""
 ODD_FIXED_RATIO = 0.8

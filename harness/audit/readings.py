@@ -1,7 +1,7 @@
 """Find readings (single changes of declared values, else pairs) that make a row consistent, and weigh their fit.
 
-Changes with a free parameter do not count as a fit here, because they fit almost any figure. The
-evidence of a fit is the share of random figures, up to twice as far off, that some reading of the kind would fit.
+Changes with a free parameter fit almost any figure, so they do not count. The evidence of a fit is the share of random
+figures, up to twice as far off, that some reading of the kind would fit.
 """
 
 from __future__ import annotations

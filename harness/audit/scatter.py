@@ -63,8 +63,8 @@ def worst(row: AuditRow, setting: Setting) -> Relation | None:
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
     """Return the chance (0 to 1) that normal scatter is as large as the gap of ``one``.
 
-    The median of ``others`` gives the scale of scatter, so a few errors do not hide this one. With few others the scale
-    is uncertain and the chance larger. Scatter is at most USUAL_SCATTER unless the others scatter by more.
+    The median of ``others`` gives the scale of scatter, so a few errors do not hide this one; few others make it
+    uncertain and the chance larger. Scatter is at most USUAL_SCATTER unless the others scatter by more.
     """
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
@@ -127,10 +127,8 @@ class Scatter:
 
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
-    """Return the scatter of each group of rows whose figures differ for an unknown reason.
-
-    ``explained`` rows, with a firm reading, are left out. Of several pairs of figures in the same rows, only the one
-    furthest apart is returned.
+    """Return the scatter of each group of rows whose figures differ for an unknown reason, without ``explained`` rows.
+    Of several pairs of figures in the same rows, only the one furthest apart is returned.
     """
     pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():

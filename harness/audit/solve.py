@@ -41,11 +41,9 @@ class FittedReading:
     coverage: float | None = None  # Share of figures, about as far off, that an equally simple reading would fit
     shared: int = 1  # Number of rows that the same change makes consistent
     base: Convention | None = None  # Formula of the other rows, if this reading is a change on top of it
-    as_others: bool = False
-    """With two changes: True if the formula is that of the other rows, not a formula of only this row."""
+    as_others: bool = False  # True, with two changes, if the formula is that of the other rows, not only of this one
     was: float | None = None  # Declared value instead of ``value``
-    figures: tuple[str, ...] = ()
-    """"unit": the figure. "padding": the figures that count only real tokens. "scale": the part of the work."""
+    figures: tuple[str, ...] = ()  # unit: the figure; padding: those that count real tokens; scale: part of the work
     others: tuple[str, ...] = ()  # "padding": the figures that count all positions.
     among: int = 1  # Number of values of this kind that fit, including this one
     most: float | None = None  # "devices": the largest fitting number.

@@ -1,7 +1,6 @@
 """Define a published results table as the audit uses it; harness.audit.load documents the keys.
 
-A printed number is the closed interval of all values that would be printed the same, so that tolerances follow from
-digits.
+A printed number is the interval of all values that would be printed the same: tolerances follow from digits.
 """
 
 from __future__ import annotations
@@ -184,8 +183,6 @@ class Table:
     rows: Sequence[AuditRow]
     declared: Declared = field(default_factory=Declared)
     isolated_ms: dict[str, AuditedFigure] = field(default_factory=dict)
-    compare: Sequence[tuple[str, str]] | None = None
-    """(baseline, candidate); None: derived from batch sizes and isolated figures."""
+    compare: Sequence[tuple[str, str]] | None = None  # (baseline, candidate); None: by batch sizes and isolated figures
     noise: Noise | None = None  # Noise of identical runs in this publication
-    typical_noise: Noise | None = None
-    """Noise of identical runs elsewhere: shown with the verdict, but it decides nothing."""
+    typical_noise: Noise | None = None  # noise of identical runs elsewhere: shown, but decides nothing

@@ -9,16 +9,11 @@ from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """Place of the code of a command, or of one of its actions, and its ``help`` text.
+    """A command, or one of its actions. A module with ``ACTIONS`` has several."""
 
-    ``place`` is ``module:function``. The function takes the parsed arguments and the whole command line, and returns
-    the exit code. ``arguments`` is the function of the module that adds the arguments to a parser. The module also has
-    ``ACTIONS`` if the command has several.
-    """
-
-    place: str
+    place: str  # ``module:function``; it gets the parsed arguments and all words, and returns the exit code
     help: str
-    arguments: str = "add_arguments"
+    arguments: str = "add_arguments"  # function of the module that adds the arguments to a parser
 
     def module(self) -> Any:
         """Import the command's module, and return it."""

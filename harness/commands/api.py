@@ -31,15 +31,12 @@ TableName = Literal["steps", "spans", "samples", "evaluations"]
 
 @dataclass(frozen=True)
 class ComparisonVerdict:
-    """Result of one comparison of a study (:attr:`LoadedStudy.verdicts`).
-
-    ``ratio``: speed of the candidate over the baseline, median over blocks, with a 95 % interval.
-    """
+    """Result of one comparison of a study (:attr:`LoadedStudy.verdicts`)."""
 
     baseline: str
     candidate: str
     measure: str  # quantity of ``ratio``: trained tokens/s, tokens/s or steps/s
-    ratio: float | None  # missing if the runs were too noisy to see even a 2x change, see ``cause``
+    ratio: float | None  # speed candidate / baseline, median with 95 % interval; None: too noisy to see 2x (``cause``)
     ci_low: float | None
     ci_high: float | None
     noise_floor: float | None  # fraction
@@ -50,11 +47,7 @@ class ComparisonVerdict:
 
 @dataclass(frozen=True)
 class ArmLedger:
-    """Time of the steps of one arm or control by part, in milliseconds per measured step.
-
-    ``exposed_ms`` and ``hidden_ms``: data work by stage that steps wait for, and that runs beside them. Both are empty
-    if not measured.
-    """
+    """Time of the steps of one arm or control by part, in milliseconds per measured step."""
 
     arm: str
     control: str | None  # kind of control; None for an arm itself
@@ -62,8 +55,8 @@ class ArmLedger:
     steps: int  # measured steps over all blocks
     mean_step_ms: float
     phase_ms: Mapping[str, float]  # sums to ``mean_step_ms``
-    exposed_ms: Mapping[str, float]
-    hidden_ms: Mapping[str, float]
+    exposed_ms: Mapping[str, float]  # data work by stage that steps wait for; empty if not measured
+    hidden_ms: Mapping[str, float]  # data work by stage that runs beside the steps; empty if not measured
     contended_ms: float | None  # waits for a core; None: not measured
     # Parts of a program's step by its clock, including waits for a core. Empty for other arms.
     parts: tuple[StepPart, ...] = ()
@@ -72,19 +65,13 @@ class ArmLedger:
 
 @dataclass(frozen=True)
 class LoadedStudy:
-    """A study in its folder, opened by :func:`load`. A notebook shows the first screen of its report.
-
-    Its properties raise InputError for damaged or missing files.
-    """
+    """A study, opened by :func:`load`. A notebook shows its first screen. InputError for damaged or missing files."""
 
     path: Path
 
     @cached_property
     def verdicts(self) -> tuple[ComparisonVerdict, ...]:
-        """The verdict of each measured comparison.
-
-        Empty for a study of one program (``harness exec``); see ``ledger``.
-        """
+        """The verdict of each measured comparison; empty for one program (``harness exec``), see ``ledger``."""
         return tuple(_verdict(comparison) for comparison in self._report.compared)
 
     @cached_property
@@ -107,7 +94,6 @@ class LoadedStudy:
         return report_of(folder, folder.read_study(), list(folder.runs()))[0]
 
     def _repr_html_(self) -> str:
-        """Return the first screen of the report as HTML, for notebooks."""
         from harness.show import markdown
         from harness.show.build import fragment
         from harness.show.first_screen import first_screen
@@ -117,10 +103,8 @@ class LoadedStudy:
         return fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
 
     def table(self, name: TableName = "steps") -> pa.Table:
-        """Return one table with the rows of all finished runs: ``arm``, ``block``, and the columns of ``harness
-        schema --columns``.
-
-        Raises InputError for an unknown ``name``.
+        """Return one table with the rows of all finished runs: ``arm``, ``block``, and the columns of ``harness schema
+        --columns``. Raises InputError for an unknown ``name``.
         """
         import pyarrow as pa
 
@@ -140,10 +124,7 @@ class LoadedStudy:
 
 
 def load(path: str | Path) -> LoadedStudy:
-    """Open the study in the folder ``path``, or the newest one in the folder of its scenario (results/NAME).
-
-    Raises InputError if no study is there.
-    """
+    """Open the study in the folder ``path``, or its scenario's newest (results/NAME). Raises InputError without one."""
     folder = StudyFolder(find_study(Path(path)))
     folder.read_study()
     return LoadedStudy(folder.path)

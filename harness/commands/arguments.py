@@ -67,10 +67,7 @@ def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -
 
 
 def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
-    """Add --within, --memory-within and --startup-within: changes that count as none.
-
-    ``within``: default of --within.
-    """
+    """Add --within (default ``within``), --memory-within and --startup-within: changes that count as none."""
     parser.add_argument(
         "--within",
         default=within,
@@ -110,9 +107,7 @@ def add_comparing(parser: argparse.ArgumentParser) -> None:
 
 
 def name_file(given: str) -> None:
-    """Print on stderr which file is used, if ``given`` names a scenario without its path and suffix (mine:
-    mine.yaml).
-    """
+    """Print on stderr which file is used if ``given`` names a scenario without path and suffix (mine: mine.yaml)."""
     from harness.scenario.load import SCENARIOS, find_file
 
     path = find_file(given, SCENARIOS)
@@ -130,10 +125,7 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
-    """Return the limits below which changes count as none, from the options of :func:`add_limits`.
-
-    Raises InputError if an option is not a share.
-    """
+    """Return the limits of the options of :func:`add_limits`. Raises InputError if one is not a share."""
     from harness.regress.decision import Limits, read_limit, read_share
 
     return Limits(

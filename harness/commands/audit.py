@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file with the table, and --json."""
     parser.add_argument("file", metavar="FILE", help="published table, a file or the name of a shipped one")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 

@@ -23,7 +23,6 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions save, check and list, each with its own arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text)

@@ -133,9 +133,7 @@ def training_allowance(
 
 
 def _spent_s(out: Path) -> float:
-    """Return the seconds that earlier parts of the training in ``out`` took, which had no budget; 0 if there are
-    none.
-    """
+    """Return the seconds of the earlier parts of the training in ``out``, which had no budget; 0 without any."""
     from harness.launch.budget import expense_of
 
     return expense_of(out).seconds if (out / "study.json").exists() else 0.0
@@ -154,10 +152,9 @@ def _predicted(
     spent_s: float = 0.0,
     force: bool = False,
 ) -> PredictedCost:
-    """Measure a few steps in a temporary folder on the disk of ``near``, and return the predicted cost.
-
-    The time of the measurement counts as spent. ``steps``: length of the training. ``launcher_s``: seconds of the
-    command until now. ``spent_s``: seconds of earlier parts. Raises InputError if that exceeds the limit or fails.
+    """Measure a few steps in a temporary folder on the disk of ``near``, and return the predicted cost. ``steps``:
+    length of the training. ``launcher_s``, ``spent_s``: seconds of the command until now, and of earlier parts. Raises
+    InputError if the measurement exceeds the limit or fails.
     """
     from harness.judge.cost import PredictedCost
     from harness.launch.budget import prices_of
@@ -207,10 +204,7 @@ def _predicted(
 
 
 def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
-    """Raise InputError for a budget in dollars if no price is known, because it could not be enforced.
-
-    ``option``: option that gave the budget of a resumed study, whose price cannot be added any more.
-    """
+    """Raise InputError for a budget in dollars without a price. ``option``: that of a resumed study's budget."""
     if limit is not None and limit.usd is not None and found.per_hour_usd is None:
         if option is not None:
             raise InputError(f"{option}: an amount, but the study began without a price; allowed: a time (6h), or none")
@@ -229,10 +223,7 @@ def _may_have_price(arm: Arm) -> bool:
 
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:
-    """Raise InputError if the expected cost exceeds the budget. Print a warning if only the worst case does.
-
-    ``done``: share (0 to 1) of the work that is already done.
-    """
+    """Raise InputError if the expected cost exceeds the budget. Print a warning if only the worst case does."""
     from harness.show.cost import refusal, worst_warning
 
     if predicted.exceeds(done):
@@ -242,10 +233,7 @@ def _check(predicted: PredictedCost, done: float = 0.0) -> None:
 
 
 def stopped_line(folder: Path, cut: str | None) -> str:
-    """Return the message after a stop at the budget (time or money): what is kept and how to continue.
-
-    ``cut``: what the study ran when it stopped; None for a training.
-    """
+    """Return the message after a stop at the budget: how to continue. ``cut``: what a study ran; None: a training."""
     from harness.launch.budget import read_cost
     from harness.show.cost import outcome
 
@@ -263,10 +251,7 @@ def stopped_line(folder: Path, cut: str | None) -> str:
 
 
 def say_cost(folder: Path) -> None:
-    """Print predicted against actual cost of the study or training in ``folder``.
-
-    Prints nothing without a budget, or if the budget stopped it.
-    """
+    """Print predicted against actual cost of the study or training; nothing without a budget, or if it stopped it."""
     from harness.launch.budget import read_cost
     from harness.show.cost import actual_line
 

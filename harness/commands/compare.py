@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two studies and the options of a comparison."""
     parser.add_argument("baseline", metavar="STUDY_A", help=f"the baseline: {STUDY_HELP}")
     parser.add_argument("candidate", metavar="STUDY_B", help="the candidate, given in the same way")
     add_arm(parser)
@@ -33,10 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare every arm that both studies have, and return the exit code of the worst verdict.
-
-    Arms whose environments differ too much are refused.
-    """
+    """Compare every arm that both studies have in similar environments; return the worst verdict's exit code."""
     from harness.regress.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
@@ -56,10 +52,7 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _days(folder: Path, series: BlockSeries) -> Days:
-    """Return the kept sessions of this arm and environment, which show how much days differ.
-
-    Empty without a baseline.
-    """
+    """Return the baseline's sessions of this arm and environment, which show how days differ; empty without one."""
     from harness.regress import baselines
     from harness.regress.series import Days
 
@@ -68,10 +61,7 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
-    """Return the measured blocks of each arm of the study at ``path``, or of the newest study below it.
-
-    Raises InputError if no finished run has a measured step.
-    """
+    """Return the measured blocks by arm of the study at ``path``, or the newest below it; InputError without any."""
     from harness.regress.series import series_of
     from harness.study.store import StudyFolder
 
@@ -84,10 +74,7 @@ def read_series(path: Path) -> dict[str, BlockSeries]:
 
 
 def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str) -> list[str]:
-    """Return the names of the arms that match ``patterns`` (globs); all without patterns.
-
-    ``where``: the study, for an error. Raises InputError for a pattern without a match.
-    """
+    """Return the arms that match ``patterns`` (globs; none: all) in the study ``where``; InputError without a match."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in found):
             raise InputError(f"--arm {pattern}: no arm of {where} matches; arms: {', '.join(found)}")
@@ -95,10 +82,7 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
-    """Print the comparisons as Markdown or JSON, and return the exit code of the worst verdict.
-
-    ``undecided``: exit code if nothing could be decided.
-    """
+    """Print the comparisons as Markdown or JSON; return the worst verdict's exit code (``undecided``: if none is)."""
     from harness.regress import report as regression
     from harness.regress.across import common_move
     from harness.regress.text import AT_OTHER_TIMES, common_move_note

@@ -1,7 +1,4 @@
-"""harness cost and spent: predicts hours and money from a few steps, and adds up what was spent.
-
-``cost`` predicts every arm's training, or a study. ``spent`` adds up trainings, studies, cost probes and sweeps.
-"""
+"""harness cost and spent: predict hours and money of trainings or a study from a few steps; add up what was spent."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ MAX_COSTED_STEPS = 10_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario, the length of each training, and the price of an hour."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument(
@@ -105,7 +101,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def add_spent_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the folders, and one price for all of them."""
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="folders of harness train, run, cost and sweep, or folders above them"
     )
@@ -114,10 +109,7 @@ def add_spent_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the hours and cost of each training, study or sweep in the folders, and their sums.
-
-    Unreadable ones are named.
-    """
+    """Print the hours and cost of each training, study or sweep in the folders, their sums, and unreadable folders."""
     from harness.launch.budget import Expense, expenses
     from harness.show.cost import spending_json, spending_lines
     from trainer.files import expanded

@@ -1,10 +1,4 @@
-"""harness data: one action per kind of work on data. The two largest, pretokenize and dedup, have their own files.
-
-- ``stats`` prints the composition of a corpus, and the effect of padding and packing on it.
-- ``formats`` prints the cost of each format for one corpus: bytes, and seconds to write and to read.
-- ``verify`` proves that all data paths agree.
-- ``export`` writes the tokens of a corpus as the files of another trainer; ``import`` makes a corpus of such files.
-"""
+"""harness data: one action per kind of work on data. The two largest, pretokenize and dedup, have their own files."""
 
 from __future__ import annotations
 
@@ -38,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def add_stats_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the data, the lengths and the output."""
     add_inputs(parser)
     parser.add_argument(
         "--sequence-length",
@@ -91,7 +84,6 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def add_formats_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the data, the number of repetitions and the output folder."""
     add_inputs(parser)
     parser.add_argument("--sequence-length", type=int, metavar="N", help="length of padded rows, without a scenario")
     parser.add_argument(
@@ -166,7 +158,6 @@ def _costs_table(found: Sequence[FormatCost], tokens: int, sequence_length: int)
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario, and the selection of its arms."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     add_overrides(parser)
@@ -202,7 +193,6 @@ FORMATS = ("llmc", "nanogpt")
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the data, the format and the output."""
     add_inputs(parser)
     parser.add_argument("--format", choices=FORMATS, required=True, help="llmc: shards of llm.c; nanogpt: two files")
     parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")
@@ -224,10 +214,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the tokens of the corpus as files of the other trainer.
-
-    It is tokenized first, unless the cache has the tokens.
-    """
+    """Write the tokens of the corpus, which is tokenized unless cached, as files of the other trainer."""
     from trainer.data.formats.exchange import SHARD_TOKENS, VALIDATION_SHARE
     from trainer.data.formats.export import Division, Vocabulary
     from trainer.data.formats.export import export as write
@@ -266,7 +253,6 @@ def _check_export(arguments: argparse.Namespace) -> None:
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the files, their format and tokenizer, and the output file."""
     parser.add_argument("files", metavar="FILE", nargs="+", help=".bin files, in the order of their tokens")
     parser.add_argument("--format", choices=FORMATS, required=True, help="format of the files")
     parser.add_argument("--out", metavar="FILE", required=True, help="the corpus: a parquet file with a column tokens")
@@ -319,7 +305,6 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions. Each takes its arguments from its module when it is chosen."""
     add_actions(parser, ACTIONS)
 
 

@@ -39,7 +39,6 @@ _STAGES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the corpus, the definition of a near-duplicate, and the engine."""
     parser.epilog = PATHS_NOTE
     add_documents(parser)
     parser.add_argument("--out", metavar="DIR", help="a new folder: kept/, removed/, dedup.md, dedup.json, s-curve.png")
@@ -159,10 +158,7 @@ def _settings(arguments: argparse.Namespace) -> DedupSettings:
 
 
 def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
-    """Return Spark's options; None for the local engine.
-
-    Raises InputError before any work if options do not go together.
-    """
+    """Return Spark's options; None for the local engine. Raises InputError if options do not go together."""
     from trainer.data.corpus.dedup.run import SparkOptions
 
     for name in ("workers",) if arguments.engine == "spark" else ("master", "timeout"):
@@ -232,9 +228,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
 
 @contextmanager
 def _shown(corpus: Corpus) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Show a status line, and yield two callbacks that update it: with the name of a stage, and with the number of
-    documents.
-    """
+    """Show a status line, and yield callbacks that update it: with the name of a stage, with a number of documents."""
     from harness.launch.progress import SignsOfLife
 
     task = f"removing near-duplicates from {corpus.name}: {corpus.documents:,} documents"

@@ -106,10 +106,7 @@ def tokenizer_setting(name: str) -> dict[str, object]:
 
 
 def given_tokenizer(name: str | None) -> TokenizerInfo | None:
-    """Load the tokenizer named by --tokenizer.
-
-    None without a name, or for KIND:SIZE, which has to be trained on a corpus.
-    """
+    """Load the tokenizer named by --tokenizer; None without a name, or for KIND:SIZE, which needs training."""
     setting = tokenizer_setting(name) if name is not None else None
     if setting is None or "train" in setting:
         return None
@@ -121,10 +118,7 @@ def given_tokenizer(name: str | None) -> TokenizerInfo | None:
 
 
 def validated(model: type[Content], content: object, place: str) -> Content:
-    """Return ``content``, built from options, as an instance of ``model``. ``place``: its dotted key, for an error.
-
-    Raises InputError that names the first wrong key.
-    """
+    """Return ``content`` as an instance of ``model``. Raises InputError with the first wrong key, below ``place``."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -145,20 +139,14 @@ def prepared(need: DataConfig) -> tuple[Corpus, TokenizerInfo]:
 
 
 def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
-    """Return the single data configuration. Raises InputError if the arms need several.
-
-    ``what``: the command, for the error.
-    """
+    """Return the single data configuration. Raises InputError for the command ``what`` if the arms need several."""
     if len(needs) > 1:
         raise InputError(f"{what}: the arms need {len(needs)} different sets; select with --arm or --set")
     return needs[0]
 
 
 def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """Return the data configurations of the selected arms, one for each combination of values of ``keys``.
-
-    Raises InputError for an arm with ``data.source``, which has no corpus.
-    """
+    """Return the arms' data configurations, one per combination of ``keys``. InputError for ``data.source``."""
     needs: dict[str, DataConfig] = {}
     for arm in load_plan(arguments).arms:
         data = arm.config.data

@@ -36,7 +36,6 @@ SPARK_FILE = "spark.json"  # file in --out that records Spark's master; format f
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the data, the formats, the output and the engine."""
     add_inputs(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="both", help="both: padded and token-list")
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
@@ -125,10 +124,7 @@ def _check_engine(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
-    """Yield the tokens that Spark makes, once for all formats; None for the local engine.
-
-    If the command fails, finished parts are kept.
-    """
+    """Yield Spark's tokens for all formats; None for the local engine. A failure keeps the finished parts."""
     if arguments.engine == "local":
         yield None
         return

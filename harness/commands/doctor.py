@@ -32,7 +32,6 @@ NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario, the calibration, and the output format."""
     parser.epilog = NOTE
     parser.add_argument(
         "scenario",
@@ -47,10 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the checks of this machine. Return 1 if ``harness run`` is impossible or a calibration failed, else 0.
-
-    With --calibrate, this CPU is measured first.
-    """
+    """Print the checks of this machine. Return 1 if ``harness run`` is impossible or a calibration failed, else 0."""
     if arguments.threads is not None and arguments.threads < 1:
         raise InputError(f"doctor: --threads {arguments.threads}: at least 1")
     from harness.machine.examine import Examination
@@ -86,10 +82,7 @@ def _plan(path: str) -> Plan:
 
 
 def _fit(plan: Plan) -> list[Check]:
-    """Return checks whether memory and documents suffice for the runs of ``plan``.
-
-    Raises TimeoutError if a GPU hangs.
-    """
+    """Return checks that memory and documents suffice for the runs of ``plan``. Raises TimeoutError if a GPU hangs."""
     from harness.launch.fit import check_fit
     from harness.machine.gpu import NVIDIA_SMI_LIMIT_S
     from harness.machine.limits import Look
@@ -137,10 +130,7 @@ def lines_of(check: Check) -> Iterator[str]:
 
 
 def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
-    """Return the last line: whether ``harness run`` works here, and the number of checks by status.
-
-    ``scenario``: True if a scenario was checked; the line then also says what was not checked.
-    """
+    """Return the last line: whether ``harness run`` works here, the checks by status, and what was not checked."""
     counts = Counter(check.status for check in checks)
     ability = "harness run works here"
     if scenario:
@@ -157,10 +147,7 @@ def _wrapped(text: str, head: str) -> list[str]:
 
 
 def _print(checks: Sequence[Check], scenario: bool = False) -> None:
-    """Print the checks and the conclusion: in colour on a terminal, else plain.
-
-    Plain too if the package for colours is broken.
-    """
+    """Print the checks and the conclusion: in colour on a terminal with a working colour package, else plain."""
     try:
         from rich.console import Console
         from rich.text import Text

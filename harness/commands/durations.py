@@ -1,7 +1,4 @@
-"""Estimates how long a study takes on this machine, and names the measurement behind the estimate.
-
-The measurement is an earlier study of the same arms, or a few steps of every arm (``harness cost --study``).
-"""
+"""Estimates how long a study takes here, from an earlier study of the same arms or a few steps of every arm."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ class Duration:
 
 
 def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
-    """Return the line on the expected duration for ``harness run --plan``; if it is unknown, how to measure it.
-
-    ``source``: the scenario file. ``out``: folder of studies.
-    """
+    """Return the expected duration for ``harness run --plan``, or how to measure it. ``source``: scenario file."""
     if (duration := expected(plan, out)) is not None:
         return f"expected duration: {duration.text}"
     text = f"expected duration: unknown, because no finished study of these arms is in {out / plan.scenario.name}"
@@ -67,10 +61,7 @@ def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
 
 
 def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
-    """Estimate the duration of ``plan`` from earlier studies below ``out``, or from measured steps there. Runs nothing.
-
-    None if neither exists.
-    """
+    """Estimate the duration of ``plan`` from studies or measured steps below ``out``; None if neither exists."""
     duration = _as_before(plan, out / plan.scenario.name)
     if duration is None and not isinstance(plan, CommandPlan):
         duration = _from_trial(plan, out / TRIALS / plan.scenario.name)
@@ -78,11 +69,7 @@ def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
 
 
 def trial(plan: Plan, source: str, out: Path) -> Duration:
-    """Measure a few steps of every arm into ``out``, as ``harness cost --study`` does, and return the expected
-    duration.
-
-    Raises InputError if that fails, or takes longer than :data:`MOST_TRIAL_S` seconds.
-    """
+    """Measure a few steps of every arm into ``out``; return the duration. InputError if it fails or takes too long."""
     from harness.launch.costing import OVER, MeasurementFailed, called_apart, measure, works_of
 
     works_of(plan, "study")  # Raises InputError for a plan whose cost cannot be predicted, before anything runs.
@@ -105,10 +92,7 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
 
 
 def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
-    """Yield the finished studies in ``folder`` that ran on a machine with the same CPU and cores, newest first.
-
-    At most :data:`MOST_STUDIES` are read.
-    """
+    """Yield the newest :data:`MOST_STUDIES` finished studies in ``folder`` from a machine with this CPU and cores."""
     paths = sorted(folder.glob("[0-9]*T[0-9]*Z-*/study.json"), key=lambda path: path.parent.name, reverse=True)
     if not paths:
         return
@@ -126,11 +110,7 @@ def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
 
 
 def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
-    """Return the duration of the newest study in ``folder`` that had all arms of ``plan``, scaled by the number of
-    steps.
-
-    None without such a study.
-    """
+    """Return the duration of the newest study in ``folder`` with all arms of ``plan``, scaled to its steps; or None."""
     if isinstance(plan, CommandPlan):
         arms = {arm.name: _kind(arm.declared, _shared(plan.scenario.model_dump(mode="json"))) for arm in plan.arms}
         steps = dict.fromkeys(arms, plan.scenario.warmup + plan.scenario.steps)
@@ -168,10 +148,7 @@ def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
 
 
 def _from_trial(plan: Plan, folder: Path) -> Duration | None:
-    """Return the duration predicted from the newest measured steps of all arms in ``folder``.
-
-    None if there are none.
-    """
+    """Return the duration by the newest measured steps of all arms in ``folder``; None if there are none."""
     if not folder.is_dir():
         return None
     from harness.judge.cost import arm_cost, sum_of
@@ -202,10 +179,7 @@ def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
 
 
 def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Return the settings of an arm without its number of steps.
-
-    Steps of two arms with equal settings take equally long.
-    """
+    """Return an arm's settings without its number of steps: with equal settings, steps take equally long."""
     return declared, {key: value for key, value in config.items() if key not in _LENGTH}
 
 

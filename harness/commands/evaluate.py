@@ -26,7 +26,6 @@ SHARES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the questions, and their form."""
     add_trained_model(parser)
     parser.add_argument(
         OPTION, metavar="FILE", required=True,

@@ -35,7 +35,6 @@ that returns the batch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command, its measured part, and its comparison."""
     parser.epilog = NOTE
     parser.usage = (
         "harness exec [--steps N] [--warmup N] [--against 'COMMAND'] [--controls LIST] [--repeats N] "
@@ -80,9 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the function that returns a batch, if no torch loader does and it is not detected",
     )
     parser.add_argument(
-        "--step-ends",
-        metavar="OPTIMIZER",
-        help="class of the optimizer whose update ends a step, if there are several",
+        "--step-ends", metavar="OPTIMIZER", help="class of the optimizer whose update ends a step, if there are several"
     )
     parser.add_argument(
         "--profile",
@@ -108,10 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the command with the agent attached, make a study of it, and print its first screen.
-
-    Return the command's exit code.
-    """
+    """Run the command with the agent attached, make a study, print its first screen; return the command's exit code."""
     program = _program(arguments.program, command)
     if arguments.recorded is not None and program:
         raise InputError("exec: --recorded runs nothing: omit the command")
@@ -161,10 +155,7 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _program(given: list[str], command: list[str]) -> list[str]:
-    """Return the program to run: the words after ``--`` in ``command``.
-
-    ``given``: the program as argparse found it. Raises InputError if it begins before the ``--``, or without one.
-    """
+    """Return the program to run, after ``--`` in ``command``; InputError without, or if ``given`` begins before it."""
     program = command[command.index("--") + 1 :] if "--" in command else []
     if len(given) > len(program) + 1 or (given and "--" not in command):  # argparse may leave the -- in ``given``.
         options = command[2 : len(command) - len(given)]
@@ -227,11 +218,7 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
 def run_commands(
     plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
 ) -> int:
-    """Run ``plan`` into a new study ``out``/``name``/..., and print its first screen.
-
-    Return the exit code of the study. ``command``: this command line. ``source``: the scenario file; "" without one.
-    Both are recorded.
-    """
+    """Run ``plan`` into a new study ``out``/``name``/..., print its first screen, and return its exit code."""
     from harness.attach.comparison import run_comparison
     from harness.commands import exit_codes
     from harness.commands.report import print_first_screen
@@ -280,11 +267,7 @@ def _split(text: str) -> list[str]:
 def _report(
     folder: StudyFolder, raw: Path, program: list[str], command: list[str], ended: Ended | None, begun_utc: str
 ) -> int:
-    """Make the study of the recording in ``raw``, and print its first screen.
-
-    Return the command's exit code, or 1 without a study. ``ended``: how the command ended; None for an earlier
-    recording (--recorded).
-    """
+    """Make a study of the recording in ``raw``, print its first screen, and return the exit code (1: no study)."""
     from harness.attach.study import make_study
     from harness.commands.report import print_first_screen
     from trainer.files import remove
@@ -306,10 +289,7 @@ def _report(
 
 
 def _why(found: ExecResult, raw: Path, code: int) -> str:
-    """Return why no training step was recorded, as a sentence. ``raw``: folder of the recording.
-
-    ``code``: command's exit code.
-    """
+    """Return why no training step was recorded. ``raw``: folder of the recording. ``code``: command's exit code."""
     from harness.attach.command import MARK
     from harness.machine.processes import with_variable
 

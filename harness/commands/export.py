@@ -1,8 +1,4 @@
-"""harness export: converts models and tokenizers to formats of another trainer, one format per action.
-
-``llmc-model`` writes a trained GPT-2 as a model file of llm.c. ``llmc-tokenizer`` writes a tokenizer as llm.c's
-tokenizer.bin, which llm.c uses to print samples.
-"""
+"""harness export: converts models and tokenizers to formats of another trainer (llm.c), one format per action."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from trainer.files import expanded
 
 
 def add_tokenizer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the tokenizer to export and the output file."""
     parser.add_argument(
         "tokenizer", metavar="TOKENIZER", help="a training's folder or a checkpoint, pretokenized files, a "
         "tokenizer.json, a folder or name for AutoTokenizer, or a SentencePiece .model",
@@ -45,7 +40,6 @@ def export_tokenizer(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the output file and its number format."""
     parser.add_argument(
         "model", metavar="CHECKPOINT", help="a training's folder (its newest checkpoint), a checkpoint, or a folder of "
         "transformers",
@@ -95,7 +89,6 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions."""
     parser.epilog = "Tokens: harness data export."
     add_actions(parser, ACTIONS)
 

@@ -22,7 +22,6 @@ _DRAWN = "--temperature, --top-k or --top-p"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the text, and the choice of tokens."""
     parser.epilog = f"Without {_DRAWN} the most likely token is taken; else tokens are drawn with --seed."
     add_trained_model(parser)
     parser.add_argument(
@@ -85,11 +84,7 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0
 
 
-_ENDINGS = {
-    "end of text": "end of text",
-    "max tokens": "--max-tokens",
-    "context": "the model has no more positions",
-}
+_ENDINGS = {"end of text": "end of text", "max tokens": "--max-tokens", "context": "the model has no more positions"}
 
 
 def _choice(arguments: argparse.Namespace) -> TokenChoice:

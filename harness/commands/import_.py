@@ -1,8 +1,4 @@
-"""harness import: converts files of another trainer, one format per action.
-
-``llmc-model`` makes a transformers folder from a model file of llm.c. ``llmc-log`` makes the tables of a training from
-llm.c's main.log, and draws its losses.
-"""
+"""harness import: converts model files and logs of another trainer (llm.c), one format per action."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file, the output folder and the tokenizer."""
     parser.add_argument("file", metavar="FILE", help="model_*.bin of llm.c, version 3 (fp32) or 5 (bf16)")
     parser.add_argument(
         "--out", metavar="DIR", required=True,
@@ -34,10 +29,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_model(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Convert the llm.c model file to a Hugging Face model folder (``--out``) and print a summary. Return exit code 0.
-
-    Raises InputError for an unusable file or tokenizer.
-    """
+    """Convert the llm.c model file to a Hugging Face folder, and return 0. Raises InputError for unusable files."""
     from harness.commands.data_needs import given_tokenizer
     from trainer.llmc_model import as_folder, not_finite
 
@@ -58,7 +50,6 @@ OUT = "results/imported"
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the log, and the folder of its tables."""
     parser.add_argument("file", metavar="FILE", help="main.log of llm.c")
     parser.add_argument(
         "--out",
@@ -144,7 +135,6 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions."""
     parser.epilog = "Tokens: harness data import."
     add_actions(parser, ACTIONS)
 

@@ -1,7 +1,4 @@
-"""harness init: writes a commented scenario for the user's case, from questions on a terminal or from options.
-
-The cases: text (with a tokenizer and a model), a data source, a function that trains, or a training command.
-"""
+"""harness init: writes a commented scenario for the user's case, from questions on a terminal or from options."""
 
 from __future__ import annotations
 
@@ -28,19 +25,15 @@ MOST_S = 300.0  # seconds; longest study that it writes
 
 @dataclass(frozen=True)
 class Question:
-    """A question of ``harness init``, asked on the terminal or answered by the option ``--NAME VALUE``.
-
-    ``of``: the kinds of scenario that need it. ``unless``: a question whose answer makes this one superfluous.
-    ``asked``: False for an option that the terminal does not ask for.
-    """
+    """A question of ``harness init``, asked on the terminal or answered by the option ``--NAME VALUE``."""
 
     name: str
     value: str
     text: str
     default: str = ""
-    of: tuple[str, ...] = ABOUT
-    unless: str | None = None
-    asked: bool = True
+    of: tuple[str, ...] = ABOUT  # kinds of scenario that need it
+    unless: str | None = None  # question whose answer makes this one superfluous
+    asked: bool = True  # False for an option that the terminal does not ask for
 
     @property
     def attribute(self) -> str:
@@ -104,7 +97,6 @@ QUESTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the file to write, and an option for each answer."""
     parser.add_argument("file", metavar="FILE", help="scenario file to write")
     for question in QUESTIONS:
         default = f" (default: {question.default or 'empty'})" if question.name not in ABOUT else ""
@@ -120,10 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Ask for missing answers on a terminal, write and check the scenario, and print the next steps.
-
-    Raises InputError if the file exists, or if an answer is wrong.
-    """
+    """Ask for answers, write and check the scenario. Raises InputError if the file exists or an answer is wrong."""
     path = Path(arguments.file)
     if path.is_dir():
         raise InputError(f"init: {path} is a folder; give a file")
@@ -152,11 +141,7 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measures: bool) -> None:
-    """Print how long the study will take. If it is longer than :data:`MOST_S`, rewrite it with fewer blocks.
-
-    ``measures``: run a few steps of every arm if there is no earlier study. Commands and functions of the user are not
-    run.
-    """
+    """Print how long the study takes, rewritten with fewer blocks if over :data:`MOST_S`. ``measures``: run steps."""
     from harness.commands.durations import Duration, expected, how_to_measure, trial
     from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
     from harness.scenario.plan import make_plan
@@ -191,10 +176,7 @@ def _matches(pattern: str) -> bool:
 
 
 def _about(given: Mapping[str, str]) -> str:
-    """Return the kind of scenario (:data:`ABOUT`): from the options, else asked on a terminal, else the default.
-
-    Raises InputError if options contradict each other.
-    """
+    """Return the kind of scenario (:data:`ABOUT`). Raises InputError if options contradict each other."""
     kinds = [kind for kind in ABOUT if kind in given]
     if len(kinds) > 1:
         raise InputError(f"init: --{kinds[0]} and --{kinds[1]}: a scenario is about one of them; omit the other")
@@ -209,10 +191,7 @@ def _about(given: Mapping[str, str]) -> str:
 
 
 def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return {question name: answer} for a scenario of kind ``about``: given by option, else asked, else the default.
-
-    Raises InputError for an option that does not go with it.
-    """
+    """Return {question name: answer}. Raises InputError for an option of another kind of scenario than ``about``."""
     answers: dict[str, str] = {}
     for question in QUESTIONS:
         if about in question.of and not answers.get(question.unless or ""):
@@ -229,10 +208,7 @@ def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask(one: Question) -> str:
-    """Ask a question on the terminal and return the answer.
-
-    Without a terminal, or for an empty answer, return its default.
-    """
+    """Ask on the terminal and return the answer; the default without a terminal or for an empty answer."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return one.default
     print(f"{one.text} [{one.default}]: ", end="", flush=True)
@@ -362,10 +338,7 @@ interleave: slices # all arms of a block stay in memory and take turns of 20 ste
 
 
 def number(text: str) -> str:
-    """Return ``text`` as YAML: a whole number as it is, anything else (``1.5``, ``-1``) quoted.
-
-    The check of the scenario then reports quoted text.
-    """
+    """Return ``text`` as YAML: a whole number as it is, anything else (``1.5``) quoted, for the scenario's check."""
     return str(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else quoted(text)
 
 

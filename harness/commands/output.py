@@ -40,10 +40,7 @@ def append_step_summary(page: str) -> None:
 
 @contextmanager
 def copy_may_fail(where: str) -> Iterator[None]:
-    """Print an OSError of the block instead of raising it. Only a copy is lost: the study's folder has the same page.
-
-    ``where``: the copy, for the message.
-    """
+    """Print an OSError of the block, in which only the copy ``where`` is lost: the study's folder has the same page."""
     try:
         yield
     except OSError as error:

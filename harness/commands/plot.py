@@ -1,7 +1,4 @@
-"""harness plot: draws the losses and the multiple-choice scores of several runs.
-
-A table beside the pictures lists the lowest losses, the time and the cost of every run.
-"""
+"""harness plot: draws losses and multiple-choice scores of several runs, with a table of losses, time and cost."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ PLOT_SCHEMA = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs, the output folder, and the axes."""
     parser.add_argument(
         "runs",
         nargs="+",
@@ -86,10 +82,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
-    """Draw the multiple-choice scores of the runs that have them; nothing without any.
-
-    Raises InputError if the requested measure is unknown and no losses are drawn either.
-    """
+    """Draw the runs' multiple-choice scores, if any. InputError for an unknown measure, if no losses are drawn."""
     from harness.show.curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
 
@@ -109,10 +102,7 @@ def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Pa
 
 
 def notes(run: PlottedRun, only: LossKind | None = None) -> list[str]:
-    """Return a line for each curve or point of a run that is missing in the pictures.
-
-    ``only``: kind of losses that is drawn.
-    """
+    """Return a line per curve or point of a run that the pictures lack. ``only``: kind of losses that is drawn."""
     import numpy as np
 
     reasons = []

@@ -1,8 +1,4 @@
-"""harness list, schema and completion: print what can be called by name, what files may contain, and completions.
-
-``schema`` prints the JSON Schema of scenario files for editors, or the meaning of the tables' columns. ``completion``
-prints a script that completes commands, options and files in a shell.
-"""
+"""harness list, schema and completion: what can be called by name, what files and tables contain, shell completions."""
 
 from __future__ import annotations
 
@@ -38,7 +34,6 @@ def list_shipped(_arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --columns."""
     parser.add_argument("--columns", action="store_true", help="print the meaning of each column of a run's tables")
 
 
@@ -59,7 +54,6 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the name of the shell."""
     parser.epilog = "bash: harness completion bash > ~/.local/share/bash-completion/completions/harness"
     parser.add_argument("shell", choices=SHELLS, help="shell of the script")
 

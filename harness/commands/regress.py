@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.attach import MOST_STEPS, STEPS
-from harness.commands.arguments import (
-    DEFAULT_OUT,
-    add_limits,
-    add_overrides,
-    add_undecided,
-    limits_of,
-    refuse_ranks,
-)
+from harness.commands.arguments import DEFAULT_OUT, add_limits, add_overrides, add_undecided, limits_of, refuse_ranks
 from harness.commands.exit_codes import EXIT_INTERRUPTED, of_verdict, read_exit_code
 from harness.commands.output import append_step_summary, copy_may_fail, say
 from trainer.errors import InputError
@@ -36,7 +29,6 @@ NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the two states, the scenario or command, and the limits."""
     parser.epilog = NOTE
     parser.usage = "harness regress --base REV|PATH [OPTION ...] [SCENARIO | -- COMMAND [ARGUMENT ...]]"
     parser.add_argument(
@@ -65,10 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Alternate both states of the code until every arm is decided or the budget is spent.
-
-    Return the verdict's exit code.
-    """
+    """Alternate both states of the code until every arm is decided or the budget is spent; return the exit code."""
     from harness.regress import report as regression
     from harness.regress.decision import read_seconds
     from harness.regress.run import between_states, run_comparisons, with_codes

@@ -10,7 +10,6 @@ from harness.commands.output import append_step_summary, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the study and the output format."""
     add_study(parser)
     parser.add_argument(
         "--format",

@@ -33,7 +33,6 @@ _QUIET_ELSEWHERE = "run --wait-until-quiet: cannot be combined with launch.slurm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario and its overrides, or the study to complete."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")
@@ -108,10 +107,7 @@ def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
-    """Run the study here, or in Slurm jobs if its scenario says so.
-
-    None for --dry-run, which only prints the batch script.
-    """
+    """Run the study here, or in Slurm jobs if its scenario says so. None for --dry-run, which prints a script only."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import StudyOptions, run_study
@@ -169,10 +165,7 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a scenario whose arms are commands, or (--plan) print its runs.
-
-    Raises InputError for options that it lacks.
-    """
+    """Run a scenario of commands, or (--plan) print its runs. Raises InputError for options that it lacks."""
     from harness.launch.quiet import load_check
     from harness.scenario.commands import describe_commands, plan_commands
 

@@ -22,7 +22,6 @@ EXITS = {"done": 0, "failed": 1, "budget": 1, "diverged": 1, "interrupted": 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the sweep file and its overrides, or the sweep to resume."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="sweep file, or the name of a shipped one")
     parser.add_argument(
@@ -42,9 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a sweep, or (--resume) the rest of one, and print its result. --plan and --cost only print the trials or
-    their cost.
-    """
+    """Run a sweep or (--resume) its rest, and print the result. --plan and --cost only print the trials or the cost."""
     refuse_ranks("sweep")
     if arguments.resume is not None:
         return _resumed(arguments, command)

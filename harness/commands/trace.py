@@ -25,7 +25,6 @@ LISTED = 10  # runs that a message names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the study or run, and the viewer."""
     add_study(parser)
     parser.add_argument("--run", metavar="ARM/BLOCK", help="every step of this run, instead of a window of each arm")
     group = parser.add_mutually_exclusive_group()
@@ -123,9 +122,7 @@ def _study_timeline(study: StudyFolder) -> Path:
 
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
-    """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder, and return its
-    path.
-    """
+    """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first) into its folder, and return its path."""
     from harness.show.timeline.build import run_timeline
     from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME
     from harness.show.timeline.model import read_sources
@@ -146,10 +143,7 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
 
 
 def _find(runs: list[RunData], wanted: str) -> RunData:
-    """Return the run named ``wanted``: ARM/BLOCK, or ARM for its first one.
-
-    Raises InputError if it has no steps to show.
-    """
+    """Return the run ``wanted``: ARM/BLOCK, or ARM for its first one. Raises InputError if it has no steps to show."""
     from harness.scenario.errors import did_you_mean
 
     by_name = {f"{run.record.arm}/{run.record.block}": run for run in runs}

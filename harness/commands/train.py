@@ -24,7 +24,6 @@ EXITS = {"done": 0, "failed": 1, "interrupted": 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the scenario, its arm, and the length of the training."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--arm", metavar="NAME", help="the arm to train; needed if there are several")
@@ -126,9 +125,7 @@ def _after(one: Validation, steps: int) -> str:
 
 
 def _what_lies_there(folder: Path) -> str:
-    """Return a line that lists the files of a training's folder, and the command for its report if steps were
-    measured.
-    """
+    """Return a line that lists the files of a training's folder, with the command for its report if there is any."""
     from harness.launch.training_files import CHECKPOINTS, LOSSES, has_rows
     from trainer.checkpoint_folder import written
 
@@ -163,10 +160,7 @@ def _rate_of(place: str, sets: list[str]) -> float:
 
 
 def goal_of(arguments: argparse.Namespace) -> Goal | None:
-    """Return the length of the training from --steps, --epochs or --tokens; None: as the scenario says.
-
-    Raises InputError for an impossible value.
-    """
+    """Return the length from --steps, --epochs or --tokens; None: the scenario's. InputError for an impossible one."""
     from harness.launch.progress import Goal
 
     for name in ("steps", "tokens", "epochs"):

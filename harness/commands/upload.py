@@ -19,7 +19,6 @@ UPLOADS_SHOWN = 5  # names of files that cannot be copied
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the folder, the URL, and --verify."""
     parser.add_argument(
         "folder",
         metavar="DIR",
@@ -45,10 +44,7 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def uploader_of(folder: Path, url: str) -> Uploader:
-    """Return an uploader that copies ``folder`` to ``url``.
-
-    Raises InputError if no installed package can write there.
-    """
+    """Return an uploader from ``folder`` to ``url``; InputError if no installed package can write there."""
     from harness.launch.uploads import Uploader, checked_destination
 
     return Uploader(checked_destination(folder, url))
@@ -56,7 +52,6 @@ def uploader_of(folder: Path, url: str) -> Uploader:
 
 def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verify: bool = False) -> bool:
     """Copy the remaining files, and print the URL or a command for the missing ones. Return True if all were copied.
-
     ``json``: standard output belongs to JSON, so print to stderr. ``verify``: files are also read back and compared.
     """
     print("copying the remaining files", file=sys.stderr)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the study, the arm and the edits."""
     add_study(parser)
     parser.add_argument("--arm", metavar="NAME", help="the arm to replay (needed if the study has several)")
     parser.add_argument(
@@ -93,10 +92,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
-    """Return the arm to replay: ``wanted``, or the study's only arm.
-
-    Raises InputError if it is missing or not unique.
-    """
+    """Return the arm to replay: ``wanted``, or the study's only arm. Raises InputError if missing or not unique."""
     from harness.scenario.errors import did_you_mean
 
     names = list(dict.fromkeys(run.record.arm for run in runs))
@@ -112,9 +108,7 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
-    """Return the arms of the study whose settings equal those of ``arm`` with ``edits``, each with its measured
-    step time (ms).
-    """
+    """Return the arms with the settings of ``arm`` under ``edits``, each with its measured step time (ms)."""
     from harness.explain.replay.whatif import validation_arms
     from harness.judge.predictions import step_ms_of
 

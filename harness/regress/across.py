@@ -1,9 +1,7 @@
 """Compare two studies of different times: find the differences that forbid it or must be reported, and decide.
 
-The two studies did not alternate. So a change of the machine in between (clocks, neighbours, temperature) looks like a
-regression, and no interval over blocks shows it. The intervals therefore allow for the variation between days. The kept
-sessions of a baseline show it; with too few sessions, it is assumed (harness.regress.series). The command `harness
-regress` has no such gap.
+The studies did not alternate, so a change of the machine in between looks like a regression, and no interval over
+blocks shows it. The intervals therefore allow for the variation between days (harness.regress.series).
 
 This module returns numbers and kinds only; harness.regress.text writes the sentences.
 """
@@ -50,41 +48,31 @@ FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
 @dataclass(frozen=True)
 class CommonMove:
-    """Change of the step time of all ``arms`` in one direction; :func:`common_move` finds it.
-
-    ``least`` and ``most``: smallest and largest change, as fractions of the baselines, signed.
-    """
+    """Change of the step time of all ``arms`` in one direction, found by :func:`common_move`."""
 
     arms: int
-    least: float
-    most: float
+    least: float  # smallest change, a signed fraction of the baseline
+    most: float  # largest change
 
 
 @dataclass(frozen=True)
 class Across:
-    """Comparison of one arm of two studies; :func:`compare_series` makes it.
-
-    ``refused``: differences that forbid the comparison. ``warned``: all others, and those that the user allowed.
-    """
+    """Comparison of one arm of two studies, made by :func:`compare_series`."""
 
     arm: str
     comparison: StateComparison
-    refused: list[Difference] = field(default_factory=list)
-    warned: list[Difference] = field(default_factory=list)
+    refused: list[Difference] = field(default_factory=list)  # differences that forbid the comparison
+    warned: list[Difference] = field(default_factory=list)  # all others, and those that the user allowed
 
 
 def compare_series(
-    baseline: BlockSeries,
-    candidate: BlockSeries,
-    limits: Limits,
-    allowed: Iterable[str] = (),
-    days: Days | None = None,
+    baseline: BlockSeries, candidate: BlockSeries, limits: Limits, allowed: Iterable[str] = (), days: Days | None = None
 ) -> Across:
     """Compare ``candidate`` with ``baseline``: one arm of two studies of different times.
 
-    It is undecided if a difference forbids the comparison, unless ``allowed`` has the difference's key.
-    ``days``: the kept sessions of this arm; without them, the variation between days is assumed.
-    A study compared with itself shows no change.
+    It is undecided if a difference forbids the comparison, unless its key is in ``allowed``. ``days``: the kept
+    sessions of this arm; without them, the variation between days is assumed. A study compared with itself shows no
+    change.
     """
     if is_same_study(baseline, candidate):
         return Across(candidate.arm, _same_study(candidate, limits))
@@ -135,10 +123,7 @@ def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
 
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
-    """Return all differences between two studies of an arm, those that forbid a comparison first.
-
-    They cover environment, facts, configuration, useful tokens, clocks, load, losses, failed runs, arms and probes.
-    """
+    """Return all differences between two studies of an arm, those that forbid a comparison first."""
     result = []
 
     def check(key: str, one: Any, other: Any, forbids: bool) -> None:
@@ -197,10 +182,7 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
 
 
 def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
-    """Return ``config`` with the former behaviour for missing keys.
-
-    Synchronous devices: these keys have no effect, so all of them are removed instead.
-    """
+    """Return ``config`` with the former behaviour for missing keys; without these keys for synchronous devices."""
     if synchronous:
         return {key: value for key, value in config.items() if key not in BEFORE}
     return {**BEFORE, **config}
@@ -212,9 +194,8 @@ def _alike_losses(ours: float | None, theirs: float | None) -> bool:
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
-    """Return the common change of all arms: each surely changed, in one direction and by similar amounts. Else None.
-
-    The machine or something that the arms share causes such a change, not one arm's code.
+    """Return the common change of all arms, if each surely changed, in one direction and by similar amounts. The
+    machine or something that the arms share causes such a change, not one arm's code.
     """
     changes = [
         change.median
@@ -278,10 +259,7 @@ def _comparison(
 
 
 def _high_blocks(sides: _PartValues, blocks: Sequence[int], within: float) -> HighBlocks | None:
-    """Return the candidate's blocks of a higher kind; None if the baseline has them too, or if no block has them.
-
-    ``blocks``: the candidate's block numbers.
-    """
+    """Return the candidate's blocks (of ``blocks``) of a higher kind; None without, or if the baseline has them too."""
     names = blocks if len(blocks) == len(sides.candidate) else range(len(sides.candidate))
     ours = {place: math.log(value) for place, value in enumerate(sides.baseline) if value > 0}
     theirs = {block: math.log(value) for block, value in zip(names, sides.candidate, strict=True) if value > 0}
@@ -318,8 +296,7 @@ class _PartValues:
 
 def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
     """Decide from values of two studies, which did not alternate. ``within``: fraction that counts as the same.
-
-    ``noisy``: the series whose A/A control shows the noise; None: no noise floor. ``level``: confidence of the
+    ``noisy``: the series whose A/A control gives the noise floor; None: no floor. ``level``: confidence of the
     interval. ``days``: sessions that show the variation between days; None if days do not differ.
     """
     base_log, other_log = (
@@ -344,10 +321,7 @@ def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level:
 
 
 def _difference(first: Estimate | None, second: Estimate | None, allowance: float = 0.0) -> Estimate | None:
-    """Return ``second`` minus ``first`` with its interval; independent errors, and ``allowance``, add in quadrature.
-
-    ``n`` is the smaller one. None if an estimate is missing.
-    """
+    """Return ``second`` minus ``first`` (None without both); errors and ``allowance`` add in quadrature."""
     if first is None or second is None:
         return None
     centre, n = second.median - first.median, min(first.n, second.n)

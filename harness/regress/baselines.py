@@ -1,12 +1,11 @@
-"""Keep baselines: the figures of an arm as small JSON files in git, in one folder per environment.
+"""Keep baselines: an arm's figures as small JSON files in git, one folder per environment.
 
-Files are ``results/baselines/<environment>/<scenario>--<arm>.json``. A fingerprint of the environment names the folder:
+Files: ``results/baselines/<environment>/<scenario>--<arm>.json``, with the newest study and the medians of earlier
+sessions, whose scatter shows the variation between days. The folder's name is a fingerprint of:
 
 - this machine's processor, cores, CPU quota, governor, turbo, NVIDIA driver and memory
 - the device
 - the versions of Python and of the packages that do the work
-
-A file contains the newest study, and the medians of earlier sessions, whose scatter shows the variation between days.
 """
 
 from __future__ import annotations
@@ -43,42 +42,30 @@ class NoBaselineError(InputError):
 
 @dataclass(frozen=True)
 class Detection:
-    """Limits of a check against a baseline on another day. Smaller changes may be variation between days.
+    """Limits of a check against a baseline on another day. Smaller changes may be variation between days."""
 
-    ``slowdown``: smallest detectable slowdown, as a fraction. ``same``: True if the check can decide "same".
-    ``known``: True if the variation was measured, False if it is assumed.
-    ``more_sessions``: further sessions until it is measured.
-    """
-
-    slowdown: float
-    same: bool
-    known: bool
-    more_sessions: int
+    slowdown: float  # smallest detectable slowdown, as a fraction
+    same: bool  # True if the check can decide "same"
+    known: bool  # True if the variation was measured, False if it is assumed
+    more_sessions: int  # further sessions until it is measured
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Content of a baseline file, made by :func:`read`. ``key``: name of its environment.
-
-    ``series``: the newest session. ``earlier``: the others, oldest first.
-    ``level``: number that grows by 1 when the code's speed is changed on purpose, see :func:`save`.
-    """
+    """Content of a baseline file, made by :func:`read`."""
 
     path: Path
-    key: str
-    series: BlockSeries
-    earlier: tuple[Session, ...] = ()
-    level: int = 0
+    key: str  # name of its environment
+    series: BlockSeries  # newest session
+    earlier: tuple[Session, ...] = ()  # other sessions, oldest first
+    level: int = 0  # grows by 1 when the code's speed is changed on purpose, see :func:`save`
 
     @property
     def sessions(self) -> tuple[Session, ...]:
         return (*self.earlier, session_of(self.series, self.level))
 
     def limits_of_detection(self, within: float) -> Detection:
-        """Return the smallest change of the step that a check on another day can detect.
-
-        ``within``: fraction that is the same.
-        """
+        """Return the smallest change that a check on another day can detect. ``within``: fraction that is the same."""
         allowance, measured = self.days.between(STEP, CONFIDENCE)
         edge = math.log1p(within)
         return Detection(math.expm1(edge + allowance), allowance < edge, measured, self.days.more_sessions)
@@ -103,10 +90,7 @@ def environment_of(series: BlockSeries) -> JsonObject:
 
 
 def _machine_of(environment: JsonObject) -> JsonObject:
-    """Return the part of a baseline's environment that is known before a run: all except the device.
-
-    Memory is in whole GiB.
-    """
+    """Return a baseline's environment that is known before a run: without the device, memory in whole GiB."""
     machine = {key: environment.get(key) for key in KEYS}
     return {**machine, "memory_bytes": whole_gib(machine["memory_bytes"])}
 
@@ -117,10 +101,7 @@ def environment_key(series: BlockSeries) -> str:
 
 
 def path_of(folder: Path, series: BlockSeries) -> Path:
-    """Return the path of this arm's baseline file below ``folder``, whether it exists or not.
-
-    Raise InputError for a name that leads outside of the folder.
-    """
+    """Return the path of this arm's baseline file in ``folder``. Raise InputError for a name that leads out of it."""
     return folder / environment_key(series) / _file_name(folder, series.scenario, series.arm)
 
 
@@ -133,7 +114,6 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
 
     ``anew``: True if the code's speed changed on purpose. Earlier sessions then show only the variation between days.
     An earlier session within :data:`SESSION_APART_H` hours is replaced. At most :data:`KEPT_SESSIONS` are kept.
-    Each list is on one line to keep diffs readable.
     """
     path = path_of(folder, series)
     history = _after(path, series, anew)
@@ -146,9 +126,8 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
 
 
 def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
-    """Return the sessions of the file ``path`` to keep when ``series`` becomes the newest session; none without a file.
-
-    Raise InputError for a damaged file: its sessions took days to collect, so the user must decide to discard them.
+    """Return the sessions of the file ``path`` to keep when ``series`` becomes the newest; none without a file. Raise
+    InputError for a damaged file: its sessions took days to collect, so the user must decide to discard them.
     """
     if not path.exists():
         return _History()
@@ -192,10 +171,7 @@ def read(path: Path) -> Baseline:
 
 
 def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[float]]]:
-    """Yield each place in a baseline's file with its list of times in ms.
-
-    A time of 0 means that a part took no time.
-    """
+    """Yield each place in a baseline's file with its list of times in ms; 0 means that a part took no time."""
     yield from ((f"part_ms.{part}", times) for part, times in series.part_ms.items())
     yield "startup_ms", series.startup_ms
     for index, session in enumerate(history.earlier):
@@ -203,27 +179,18 @@ def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[f
 
 
 def every(folder: Path) -> Iterator[Baseline]:
-    """Yield all baselines under ``folder``, sorted by environment and file name.
-
-    Raise InputError for an invalid one.
-    """
+    """Yield all baselines under ``folder``, sorted by environment and file name. InputError for an invalid one."""
     for path in sorted(folder.glob("*/*.json")):
         yield read(path)
 
 
 def whole_gib(amount: Json) -> Json:
-    """Return ``amount`` (bytes) rounded to whole GiB, still in bytes, because kernels differ by a few pages.
-
-    Other values than integers are returned unchanged.
-    """
+    """Return a number of bytes rounded to whole GiB, in bytes: kernels differ by a few pages. Others unchanged."""
     return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
 
 
 def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
-    """Return the baseline to compare ``series`` with: same arm, same environment.
-
-    Raise NoBaselineError if there is none. ``command``: the command that keeps one, for the message.
-    """
+    """Return the baseline of the arm and environment of ``series``. Raise NoBaselineError without one."""
     path = path_of(folder, series)
     if path.is_file():
         return read(path)
@@ -231,11 +198,7 @@ def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
 
 
 def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
-    """Raise NoBaselineError before measuring if this arm has no baseline for ``environment``.
-
-    The device is not compared here: it is known only after a run, so :func:`find` compares it.
-    ``command``: the command that keeps a baseline, for the message.
-    """
+    """Raise NoBaselineError before measuring if this arm has no baseline for ``environment``, on any device."""
     machine = _machine_of(environment)
     if not any(_machine_of(baseline.series.environment) == machine for baseline in _of_arm(folder, scenario, arm)):
         raise _missing(folder, scenario, arm, machine, command)

@@ -1,10 +1,10 @@
 """Decide by a sequential test if a candidate is slower, faster or the same, and define the records of a check.
 
-A check that looks at a 95 % interval after each block, and stops at the first suitable one, errs far more often than 1
-in 20 times. So decisions are tried at fixed looks, each with half as many blocks again as the one before. Look i spends
-alpha / (i (i + 1)) of the allowed error. These shares sum to alpha for any number of looks. By the union bound they
-need no assumption about the dependence between looks (Bonferroni with unequal shares). Group-sequential designs
-(Pocock; O'Brien and Fleming) need a last look that is fixed in advance, but here a time budget ends the check.
+A check that stops at the first suitable 95 % interval errs far more often than 1 in 20 times. So decisions are tried at
+fixed looks, each with half as many blocks again as the one before. Look i spends alpha / (i (i + 1)) of the allowed
+error; these shares sum to alpha for any number of looks, and by the union bound hold under any dependence (Bonferroni
+with unequal shares). Group-sequential designs (Pocock; O'Brien and Fleming) need a last look that is fixed in advance,
+but here a time budget ends the check.
 
 All values are logarithms of candidate time / baseline time, one per block: above 0 the candidate takes longer.
 """
@@ -56,14 +56,11 @@ Undecided = Literal[
 
 @dataclass(frozen=True)
 class Decision:
-    """Outcome of the check of one quantity, such as the step's time; :func:`judge` makes it.
-
-    ``change``: fraction of the baseline's value (0.03: 3 % more), with its interval; None without any value.
-    """
+    """Outcome of the check of one quantity, such as the step's time, made by :func:`judge`."""
 
     outcome: Outcome
     within: float  # fraction that counts as the same
-    change: Estimate | None
+    change: Estimate | None  # fraction of the baseline's value (0.03: 3 % more), with interval; None without any value
     confidence: float  # level of the interval at this look
     floor: float | None = None  # fraction: how far the interval of the baseline's A/A control reaches from 0
     more_blocks: int | None = None  # if undecided: estimated number of further blocks that would decide, if any
@@ -99,10 +96,9 @@ def decide(
 ) -> Decision:
     """Decide from ``logs``: log(candidate / baseline), one per block. ``within``: fraction that counts as the same.
 
-    ``noise``: the same logs for the baseline's A/A control; empty without one.
-    Slower: the interval is beyond ``within``, and the median beyond the noise floor.
-    Same: the interval is inside ``within``. ``confidence``: level of the interval; None: that of the look.
-    ``estimate``: function that returns the median with its interval, from logs and a level.
+    Slower: the interval is beyond ``within``, and the median beyond the noise floor. Same: the interval is inside
+    ``within``. ``noise``: the same logs for the baseline's A/A control; empty without one. ``confidence``: level of the
+    interval; None: that of the look. ``estimate``: returns the median with its interval, from logs and a level.
     """
     level = confidence_at(len(logs)) if confidence is None else confidence
     return judge(estimate(logs, level), within, estimate(noise, CONFIDENCE), level)
@@ -142,7 +138,6 @@ def judge(found: Estimate | None, within: float, noise: Estimate | None, level: 
 
 def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
     """Return how many more blocks would decide, if the median stays. None if over MOST_BLOCKS_WORTH are needed in all.
-
     ``edge``: the limit, as a logarithm. The interval shrinks as Student's quantile / sqrt(n).
     """
     assert found.ci_low is not None
@@ -217,8 +212,8 @@ class HighBlocks:
 def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
     """Return the blocks of a higher kind; None if all are of one kind. ``logs``: log of the change, by block.
 
-    They are fewer than half, and raise the mean by more than ``within``.
-    The gap to the others is :data:`HIGH_GAP_MIN` times the scatter of the others. A single block may be a disturbance.
+    They are fewer than half, and raise the mean by more than ``within``. Their gap to the others is at least
+    :data:`HIGH_GAP_MIN` times the others' scatter. A single block may be a disturbance.
     """
     order = sorted(logs, key=logs.__getitem__)
     splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
@@ -234,17 +229,14 @@ def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
 
 @dataclass(frozen=True)
 class Gate:
-    """Decision on a quantity besides the step that must not grow, such as peak memory.
-
-    ``baseline`` and ``candidate``: medians in ``unit``. ``high_blocks``: the candidate's blocks of a higher kind.
-    """
+    """Decision on a quantity besides the step that must not grow, such as peak memory."""
 
     name: str
-    unit: str
-    baseline: float
-    candidate: float
+    unit: str  # of both medians
+    baseline: float  # median
+    candidate: float  # median
     decision: Decision
-    high_blocks: HighBlocks | None = None
+    high_blocks: HighBlocks | None = None  # the candidate's blocks of a higher kind
 
 
 MissingKind = Literal[
@@ -258,14 +250,11 @@ Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", 
 
 @dataclass(frozen=True)
 class WhyUndecided:
-    """Reason why two sides could not be compared at all. ``tokens``: tokens per step of baseline and candidate.
-
-    ``details``: texts from a run or a file, for example the first error or the changed folders.
-    """
+    """Reason why two sides could not be compared at all."""
 
     kind: MissingKind
-    details: tuple[str, ...] = ()
-    tokens: tuple[float, float] | None = None
+    details: tuple[str, ...] = ()  # texts from a run or a file, such as the first error or the changed folders
+    tokens: tuple[float, float] | None = None  # tokens per step of baseline and candidate
 
 
 @dataclass(frozen=True)
@@ -278,28 +267,22 @@ class OneSidedProblem:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference between two studies in ``key``. ``forbids``: it forbids a comparison, unless the user allows it.
-
-    ``unit``: unit of both values if they are numbers; empty for configuration values, which are shown unchanged.
-    """
+    """Difference between two studies in ``key``."""
 
     key: str
     baseline: Any
     candidate: Any
-    forbids: bool
-    unit: Literal["", "share", "MHz", "cores"] = ""
+    forbids: bool  # True if it forbids a comparison, unless the user allows it
+    unit: Literal["", "share", "MHz", "cores"] = ""  # unit of both values, if they are numbers
 
 
 @dataclass(frozen=True)
 class StateComparison:
-    """Comparison of one arm in two states of the code, or of two arms: all decisions and what qualifies them.
-
-    ``baseline`` and ``candidate``: labels of the sides. ``missing``: why nothing could be compared; None if it could.
-    """
+    """Comparison of one arm in two states of the code, or of two arms: all decisions and what qualifies them."""
 
     name: str
-    baseline: str
-    candidate: str
+    baseline: str  # label of the side
+    candidate: str  # label of the side
     blocks: int
     step: Decision
     steps: int = 0  # measured steps of the shortest block; later steps of a training are not compared
@@ -313,7 +296,7 @@ class StateComparison:
     defaults: list[OtherDefault] = field(default_factory=list)  # defaults that differ between two states of the harness
     problems: list[OneSidedProblem] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)  # between studies of different times
-    missing: WhyUndecided | None = None
+    missing: WhyUndecided | None = None  # why nothing could be compared; None if it could
     other_work: Confound | None = None  # difference that makes the two sides do different work
     used_lead: Confound | None = None  # prefetched batches explain the allowed change, or the measured one
     slow_blocks: HighBlocks | None = None  # candidate's blocks of a slower kind, which the typical step does not show
@@ -326,8 +309,8 @@ class StateComparison:
     def verdict(self) -> Outcome:
         """Worst outcome of everything that must not grow: the typical step, all measured time, and the gates.
 
-        A busy machine bars "same" and "faster". "Slower" stays valid if both sides alternated, because it slows both.
-        Different work, a lead of prefetched batches, or a slower kind of blocks bars "same" and "faster" too.
+        These bar "same" and "faster": a busy machine, different work, a lead of prefetched batches, a slower kind of
+        blocks. "Slower" stays valid on a busy machine if both sides alternated, because it slows both.
         """
         decisions = [
             self.step,
@@ -361,10 +344,7 @@ class StateComparison:
 
     @property
     def open(self) -> dict[str, Decision]:
-        """Checks besides the step that may be worse than allowed, by name. More blocks may decide them.
-
-        They are undecided and their median exceeds the limit, or some of their blocks are of a higher kind.
-        """
+        """Checks besides the step, by name, that look worse than allowed and that more blocks may decide."""
         totals = {TOTAL: self.total} if self.total is not None and _looks_worse(self.total) else {}
         return totals | {
             gate.name: gate.decision
@@ -384,7 +364,6 @@ class StateComparison:
 
 
 def _looks_worse(decision: Decision) -> bool:
-    """Return True if the decision is undecided and its median exceeds the limit."""
     change = decision.change
     return decision.outcome == "undecided" and change is not None and change.median > decision.within
 
@@ -418,10 +397,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 def read_share(text: str, what: str) -> float:
-    """Return a share as a fraction: ``3%`` as 0.03. ``what``: the option, for the message.
-
-    Raise InputError for other text and values outside 0.1 % to 100 %.
-    """
+    """Return a share of 0.1 % to 100 % as a fraction: ``3%`` as 0.03. Else raise InputError, which names ``what``."""
     match = _SHARE.fullmatch(str(text).strip())
     if match is None or not 0.1 <= float(match[1]) <= 100:
         raise InputError(f"{what} {text!r}: allowed: a share such as 3%, from 0.1% to 100%")
@@ -434,10 +410,7 @@ def read_limit(text: str, what: str) -> float | None:
 
 
 def read_seconds(text: str, what: str) -> float:
-    """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. ``what``: the option, for the message.
-
-    Raise InputError for other text and for 0.
-    """
+    """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. Else raise InputError, which names ``what``."""
     match = _TIME.fullmatch(str(text).strip())
     if match is None or not float(match[1]) > 0:
         raise InputError(f"{what} {text!r}: allowed: a time such as 90s, 10m or 1h")

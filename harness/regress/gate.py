@@ -180,10 +180,7 @@ def _typical(
     control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
 ) -> dict[int, float]:
-    """Return typical_log() of ``part`` for each block that both sides finished, in order, by block.
-
-    Blocks without this time are skipped. ``control``: runs of the baseline's A/A control, by block.
-    """
+    """Return {block: typical_log() of ``part``} for the blocks that both sides finished. ``control``: the A/A runs."""
     logs = {
         block: typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
         for block in sorted(set(baseline) & set(candidate))
@@ -196,10 +193,7 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
 
 
 def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
-    """Return the median time in ms per step that the step waited for ``stage``.
-
-    None if no block has this time, because its replay was impossible or wrong.
-    """
+    """Return the median time per step (ms) that the step waited for ``stage``; None if no block has a valid replay."""
     times_ms = [time_ms for block in blocks if (time_ms := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
     return median(times_ms) if times_ms else None
 
@@ -212,10 +206,7 @@ def _parts(
     within: float,
     level: float,
 ) -> list[Part]:
-    """Return the decisions on phases and stages that take at least :data:`NOTICEABLE_PART` of the step on either side.
-
-    Their intervals hold for all of them together (Bonferroni).
-    """
+    """Return the decisions on parts of at least :data:`NOTICEABLE_PART`. Their intervals hold jointly (Bonferroni)."""
     step_ms = _median_ms(baseline, blocks, STEP)
     noticeable = []
     for name in PARTS:
@@ -270,10 +261,7 @@ def _scaled(amount: int | None, unit: float) -> float | None:
 
 
 def _tokens_per_step(ledgers: Blocks) -> float | None:
-    """Return token positions per measured step, padding included.
-
-    None if a run did not count them or no step was measured.
-    """
+    """Return token positions per measured step, padding included; None if not counted or without measured steps."""
     steps = sum(len(ledger.step_ms) for ledger in ledgers.values())
     counted = [ledger.tokens for ledger in ledgers.values() if ledger.tokens is not None]
     return sum(counted) / steps if steps and len(counted) == len(ledgers) else None

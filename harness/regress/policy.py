@@ -1,7 +1,4 @@
-"""Define every number that decides in a regression check: value, unit, reason, guarding test.
-
-Shares are fractions of the baseline's figure.
-"""
+"""Define every number that decides in a regression check. Shares are fractions of the baseline's figure."""
 
 from __future__ import annotations
 
@@ -17,20 +14,16 @@ ALTERNATED_WITHIN = "1%"
 APART_WITHIN = "5%"
 """The default of a test across days, which the machine's drift moves. tests/harness/regress/test_policy.py"""
 DAY_LOSSES_WITHIN = 0.05
-"""Share of the loss. Different kernels and orders of summation change it by less.
-tests/harness/regress/test_policy.py"""
+"""Share of the loss. Other kernels and summation orders change it by less. tests/harness/regress/test_policy.py"""
 
 HIGH_GAP_MIN = 3.0
-"""Multiple of the scatter of the other blocks. By chance, 5 % of changes over five blocks have such a gap, and fewer of
-more blocks. tests/harness/regress/test_gate.py"""
+"""Times the others' scatter. 5 % of changes over 5 blocks exceed it by chance. tests/harness/regress/test_gate.py"""
 
 # Times at which a decision is tried.
 FIRST_LOOK = 4
-"""Blocks. At three, Student's quantile is so large that only huge changes are detected.
-tests/harness/regress/test_decision.py"""
+"""Blocks. At three, Student's quantile hides all but huge changes. tests/harness/regress/test_decision.py"""
 LOOK_GROWTH = 1.5
-"""Blocks at one look / blocks at the look before. Few looks then share the allowed error.
-tests/harness/regress/test_decision.py"""
+"""Blocks at a look / at the one before. Few looks share the allowed error. tests/harness/regress/test_decision.py"""
 MOST_BLOCKS_WORTH = 1000
 """Blocks. A check that needs more is not practical. tests/harness/regress/test_policy.py"""
 MOST_BLOCKS_PLANNED = 200
@@ -50,19 +43,14 @@ REGRESSION_SENTENCES_MAX = 5
 
 # Variation between days, for studies of different times.
 MIN_SESSIONS = 3
-"""Kept sessions. With two, Student's quantile is 12.7, and only huge changes are detected.
-tests/harness/regress/test_across.py"""
+"""Kept sessions. With two, Student's quantile of 12.7 hides most changes. tests/harness/regress/test_across.py"""
 SESSION_APART_H = 6.0
-"""Hours between two sessions. Studies of one afternoon share the state of the machine.
-tests/harness/regress/test_policy.py"""
+"""Hours between sessions. Studies closer in time share the machine's state. tests/harness/regress/test_policy.py"""
 KEPT_SESSIONS = 30
 """Sessions in a baseline file. More hardly narrow the quantile. tests/harness/regress/test_baselines.py"""
 DAY_DEVIATION = 0.08
-"""Standard deviation of a day's logarithm, if too few sessions are kept. Virtual machines of 2 cores drifted by 8 %
-between days.
-tests/harness/regress/test_across.py"""
+"""Standard deviation of a day's logarithm, as 2-core virtual machines drift. tests/harness/regress/test_across.py"""
 COMMON_MOVE_ARMS = 3
 """Arms. Two move alike by chance. tests/harness/regress/test_across.py"""
 COMMON_MOVE_SHARE = 0.5
-"""Smallest change / largest change. Arms that changed by different amounts have different causes.
-tests/harness/regress/test_across.py"""
+"""Smallest / largest change. Arms that differ by more have different causes. tests/harness/regress/test_across.py"""

@@ -1,7 +1,4 @@
-"""Write the result of a regression check: a page for a pull request's comment, JSON and JUnit.
-
-The sentences come from harness.regress.text.
-"""
+"""Write the result of a regression check (sentences by harness.regress.text): Markdown page, JSON and JUnit."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ REGRESSION_SCHEMA = 1
 def write(
     folder: StudyFolder, comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True
 ) -> str:
-    """Write the page, JSON and JUnit files into the study's folder, and return the page (Markdown).
-
-    ``alternated``: False if the sides are two studies of different times.
-    """
+    """Write page, JSON and JUnit, and return the page. ``alternated``: False for two studies of different times."""
     page = markdown(comparisons, notes, alternated=alternated)
     write_text(folder.path / MARKDOWN, page)
     write_json(folder.path / JSON, as_json(comparisons, notes))
@@ -63,10 +57,7 @@ def overall(comparisons: Sequence[StateComparison]) -> Outcome:
 
 
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
-    """Return all fields of the comparisons as JSON, with the verdicts and their sentences.
-
-    Schema 1 calls the comparisons ``contests``.
-    """
+    """Return all fields of the comparisons (``contests`` in schema 1) as JSON, with verdicts and sentences."""
     entries = [
         {**_plain(comparison), "verdict": comparison.verdict, "sentence": sentence(comparison)}
         for comparison in comparisons
@@ -94,10 +85,7 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
-    """Return the page: verdict, sentences, table, changed parts of the step, and other differences between the sides.
-
-    ``alternated``: False if the sides are two studies of different times.
-    """
+    """Return the page. ``alternated``: False if the sides are two studies of different times."""
     parts = [f"### {headline(overall(comparisons), len(comparisons))}"]
     worst_first = sorted(comparisons, key=lambda comparison: _WORST_FIRST.index(comparison.verdict))
     parts.append(
@@ -121,10 +109,7 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
 
 
 def junit(comparisons: Sequence[StateComparison]) -> bytes:
-    """Return JUnit XML with one case per comparison.
-
-    Slower is a failure, nothing to compare is an error, and undecided is skipped.
-    """
+    """Return JUnit XML, a case per comparison: slower is a failure, not compared an error, undecided skipped."""
     verdicts = ["error" if c.missing is not None else c.verdict for c in comparisons]
     suite = ElementTree.Element(
         "testsuite",
@@ -153,13 +138,7 @@ def _rows(c: StateComparison) -> list[list[str]]:
     assert c.candidate_ms is not None
     times = ms(c.baseline_ms), ms(c.candidate_ms)
     rows = [
-        [
-            f"{c.name}: step",
-            *times,
-            change(c.step),
-            _floor_cell(c.step),
-            SAME_STUDY if c.same_study else _cell(c.step),
-        ]
+        [f"{c.name}: step", *times, change(c.step), _floor_cell(c.step), SAME_STUDY if c.same_study else _cell(c.step)]
     ]
     if c.total is not None and (c.rare or TOTAL in c.open):
         rows.append([f"{c.name}: {TOTAL}", "–", "–", change(c.total), _floor_cell(c.total), _cell(c.total)])

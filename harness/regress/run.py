@@ -36,21 +36,17 @@ ALLOWED_CONTROLS = ("data-only", "ideal-data")
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """Plan of a regression check, with three arms per comparison: baseline, its A/A control and candidate.
-
-    ``names``: name of the comparison of each arm, by arm.
-    """
+    """Plan of a regression check, with three arms per comparison: baseline, its A/A control and candidate."""
 
     plan: Plan
-    names: Mapping[str, str]
+    names: Mapping[str, str]  # name of the comparison of each arm, by arm
 
 
 def between_states(scenario: Scenario, source: str, patterns: Sequence[str], control: str | None) -> ComparisonPlan:
     """Plan each arm that ``patterns`` select (all without patterns) at two states of the code, base and head.
 
-    The arms are named ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``.
-    ``control``: control under which every arm runs (data-only, ideal-data); None: the arm itself.
-    Raise InputError as make_plan does, and for another control.
+    The arms are named ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``. ``control``: control under which every arm
+    runs (data-only, ideal-data); None: the arm itself. Raise InputError as make_plan does, and for another control.
     """
     selected = {arm.name for arm in make_plan(scenario, source, patterns).arms if arm.control is None}
     arms: list[Arm] = []
@@ -66,10 +62,7 @@ def between_states(scenario: Scenario, source: str, patterns: Sequence[str], con
 def between_arms(
     scenario: Scenario, source: str, baseline: str, candidate: str, control: str | None = None
 ) -> ComparisonPlan:
-    """Plan ``candidate`` against ``baseline``, two arms of the scenario, both under ``control`` (None: without one).
-
-    Raise InputError for an unknown arm or control.
-    """
+    """Plan ``candidate`` against ``baseline``, both under ``control``. Raise InputError if one is unknown."""
     by_name = {variant.name: variant for variant in variants(scenario)}
     for name in (baseline, candidate):
         if name not in by_name:
@@ -86,10 +79,7 @@ def unknown_arm(source: str, name: str, known: Iterable[str]) -> InputError:
 
 
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:
-    """Plan ``arm`` (under ``control``, if any) and its A/A control, without a comparison, to make or check a baseline.
-
-    The number of blocks is the scenario's ``repeats``.
-    """
+    """Plan ``arm`` under ``control`` and its A/A control, for a baseline, in as many blocks as the scenario repeats."""
     planned = between_arms(scenario, source, arm, arm, control)
     pair = planned.plan.arms[:2]
     names = {member.name for member in pair}
@@ -104,10 +94,7 @@ def records_of(asked: ComparisonPlan) -> dict[str, ArmRecord]:
 
 
 def with_control(name: str, control: str | None) -> str:
-    """Return the name of arm ``name`` under ``control``: ``<arm>+<control>``, or ``name`` for None.
-
-    Raise InputError for a control that is not in :data:`ALLOWED_CONTROLS`.
-    """
+    """Return ``<arm>+<control>``, or ``name`` for None. Raise InputError for one not in :data:`ALLOWED_CONTROLS`."""
     if control is not None and control not in ALLOWED_CONTROLS:
         raise InputError(f"control {control!r}: allowed: {', '.join(ALLOWED_CONTROLS)}")
     return name if control is None else f"{name}+{control}"
@@ -124,9 +111,8 @@ def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, contro
 
 
 def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
-    """Return the plan of ``arms``, three per comparison, for :data:`MOST_BLOCKS_PLANNED` blocks.
-
-    Each block shuffles the comparisons. The three arms of one stay neighbours, in each of their six orders in turn.
+    """Return the plan of ``arms``, three per comparison, for :data:`MOST_BLOCKS_PLANNED` blocks. Each block shuffles
+    the comparisons. The three arms of one stay neighbours, in each of their six orders in turn.
     """
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
@@ -145,24 +131,19 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
 
 @dataclass(frozen=True)
 class RegressionResult:
-    """Result of a regression check. ``status``: of the study (done, failed, interrupted).
-
-    ``spent_s``: seconds of the budget used at the end of the last block.
-    ``cut``: the run that was ended in the middle of a block when the budget was spent; None if none was.
-    """
+    """Result of a regression check."""
 
     folder: Path
-    status: str
+    status: str  # status of the study: done, failed, interrupted
     comparisons: list[StateComparison]
-    spent_s: float
-    cut: str | None = None
+    spent_s: float  # seconds of the budget used at the end of the last block
+    cut: str | None = None  # run that was ended within a block when the budget was spent
 
 
 class UntilDecided:
-    """Called after each block of a check; returns True if the check can end: all is decided, or the budget is spent.
-
-    It also ends a check in which no comparison has a finished block on both sides after :data:`HOPELESS_BLOCKS` blocks.
-    ``spent_s``: seconds of the budget used at the end of the last block.
+    """Called after each block; returns True if all is decided, the budget is spent, or no comparison has a block
+    finished on both sides after :data:`HOPELESS_BLOCKS`. ``spent_s``: seconds of the budget used at the end of the last
+    block.
     """
 
     def __init__(self, limits: Limits, budget_s: float) -> None:
@@ -191,9 +172,9 @@ def run_comparisons(
 ) -> RegressionResult:  # fmt: skip
     """Run ``asked`` as a study under ``out`` until all is decided, and return the result.
 
-    ``arms``: the records from :func:`with_codes`, for arms that run other code; None: all run this code.
-    A decision is tried at the looks, and at the end, when one more block would not fit into ``budget_s`` seconds.
-    A block that still runs when the budget is spent is ended and dropped, because it is slow or hangs.
+    ``arms``: the records from :func:`with_codes`, for arms that run other code; None: all run this code. A decision is
+    tried at the looks, and at the end, when one more block would not fit into ``budget_s`` seconds. A block that still
+    runs when the budget is spent is ended and dropped.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
@@ -210,8 +191,8 @@ def with_codes(
     asked: ComparisonPlan, base: str, head: str, repository: Path, timeout_s: float = EXAMINE_S
 ) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
     """Find the harness's code at ``base`` and ``head``, and adapt each arm's configuration to its side's version.
-
     Return the plan and the arms' records, by arm.
+
     Raise InputError if a side is no state of this project, cannot run the scenario, or cannot be imported in time.
     """
     codes = {BASE: find_code(base, repository), HEAD: find_code(head, repository)}
@@ -244,10 +225,7 @@ def with_codes(
 
 
 def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the configuration defaults that differ between base and head.
-
-    No run shows their effect, because both states get one configuration.
-    """
+    """Return the defaults that differ between base and head, and show in no run: both get one configuration."""
     base_values, head_values = flatten(base), flatten(head)
     return tuple(
         OtherDefault(key, base_values[key], head_values[key])
@@ -257,10 +235,7 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, .
 
 
 def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour.
-
-    ``base`` and ``head``: the default configurations of both states.
-    """
+    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour."""
     differing = []
     for key, former in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
@@ -279,10 +254,7 @@ def side_of(arm: str) -> str:
 def unless_changed(
     decided: list[StateComparison], before: Mapping[str, object], after: Mapping[str, object], limits: Limits
 ) -> list[StateComparison]:
-    """Return ``decided``, or comparisons without a decision if code changed during the check.
-
-    ``before`` and ``after``: fingerprints of the code by folder, from both ends of the check.
-    """
+    """Return ``decided``; without decisions if the code's fingerprints changed during the check."""
     changed = sorted(path for path in before if after[path] != before[path])
     if not changed:
         return decided
@@ -291,10 +263,7 @@ def unless_changed(
 
 
 def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
-    """Return fingerprints of all code that ``arms`` run, by folder.
-
-    They differ if the code has changed between two calls.
-    """
+    """Return fingerprints of all code that ``arms`` run, by folder; they differ if the code changed between calls."""
     codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
     fingerprints = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
     functions = {

@@ -1,12 +1,11 @@
 """Condense an arm of a study to one value per block for the step and its parts, and sessions to the day-to-day scatter.
 
 A round is one repetition of both sides, close in time and over the same documents. A block's value is the median over
-its rounds of log(candidate time / baseline time). So a pause in one round hardly changes it. Rounds of one pair of
-processes are not independent; only blocks count as independent values.
+its rounds of log(candidate time / baseline time), which a pause in one round hardly changes. Only blocks count as
+independent values.
 
-Studies of different days differ by more than their blocks scatter, because the machine's clocks, neighbours and
-temperature vary. The scatter of the medians of kept sessions shows this variation. With fewer than :data:`MIN_SESSIONS`
-sessions it is assumed (:data:`DAY_DEVIATION`).
+Studies of different days differ by more than their blocks scatter. The scatter of the medians of kept sessions shows
+this variation; with fewer than :data:`MIN_SESSIONS` sessions it is assumed (:data:`DAY_DEVIATION`).
 """
 
 from __future__ import annotations
@@ -43,16 +42,15 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rounds:
-    """Mean milliseconds per measured step of one run, by part and round: {part: (rounds,)}; :func:`rounds` makes it.
+    """Mean milliseconds per measured step of one run, by part and round, made by :func:`rounds`.
 
     Parts are the step, its phases, its stages, and the time that the step waited for each stage (prefix
-    :data:`EXPOSED`). A stage's work counts even if the step did not wait for it. ``session``: runs with the same value
-    ran side by side.
+    :data:`EXPOSED`). A stage's work counts even if the step did not wait for it.
     """
 
-    parts: Mapping[str, Values]
+    parts: Mapping[str, Values]  # each (rounds,)
     alternated: bool  # True if its rounds are repetitions
-    session: str
+    session: str  # runs with the same value ran side by side
 
     def mean_ms(self, part: str) -> float | None:
         values = self.parts.get(part)
@@ -64,10 +62,8 @@ class Rounds:
 
 
 def rounds(run: RunData) -> Rounds | None:
-    """Return the rounds of a finished run; None if it did not finish or has no measured step.
-
-    A round is one repetition, or one of up to :data:`ROUNDS_PER_RUN` equal slices of a run that did not alternate.
-    Warm-up steps of the run and of each repetition are left out.
+    """Return the rounds of a finished run, without warm-up steps; None if it did not finish or has no measured step. A
+    round is one repetition, or one of up to :data:`ROUNDS_PER_RUN` equal slices of a run that did not alternate.
     """
     steps = derived_steps(run).table
     if run.record.status != "done" or steps is None:
@@ -106,10 +102,10 @@ def rounds(run: RunData) -> Rounds | None:
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
     """Return the median over rounds of log(candidate / baseline) and log(candidate / control) of ``part``.
 
-    ``control``: the baseline's A/A run. It counts only if it ran in the same rounds. It repeats the baseline, so blocks
-    scatter less (by how much: results/reference/detection-power). The two are not averaged before dividing, because a
-    jump of the machine's speed under either would then spoil the round. None if a side lacks ``part``, or spent no time
-    on it in over half of the rounds.
+    ``control``: the baseline's A/A run, which counts only if it ran in the same rounds; blocks then scatter less
+    (results/reference/detection-power). The two are not averaged before dividing, because a jump of the machine's speed
+    under either would then spoil the round. None if a side lacks ``part``, or spent no time on it in over half of the
+    rounds.
     """
     logs = [
         np.log(pair[1][positive] / pair[0][positive])
@@ -122,10 +118,7 @@ def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: 
 
 
 def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
-    """Return the log of candidate's / baseline's total step time, as the sum over rounds. A rare long step moves it.
-
-    None if a side spent no time.
-    """
+    """Return the log of candidate's / baseline's total step time, which a rare long step moves; None without time."""
     pair = _paired(baseline, candidate, STEP)
     if pair is None or not pair[0].sum() > 0 or not pair[1].sum() > 0:
         return None
@@ -133,10 +126,7 @@ def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
 
 
 def _paired(baseline: Rounds, candidate: Rounds, part: str) -> tuple[Values, Values] | None:
-    """Return the times of ``part`` per round of both sides; one median per side if the numbers of rounds differ.
-
-    None if a side did not measure ``part``.
-    """
+    """Return both sides' times of ``part`` per round, or one median each if the rounds differ; None if not measured."""
     first, second = baseline.parts.get(part), candidate.parts.get(part)
     if first is None or second is None:
         return None
@@ -162,19 +152,14 @@ FACTS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """Typical values of one arm, one per finished block; :func:`series_of` makes it, and a baseline file contains one.
-
-    ``part_ms``: milliseconds per step by part (the step, phases, stages).
-    ``twin_logs``: log of the A/A control's step time / the arm's, one per block; empty without a control.
-    That name is kept because baseline files in git use it.
-    """
+    """Typical values of one arm, one per finished block, made by :func:`series_of`. A baseline file contains one."""
 
     scenario: FolderName
     arm: FolderName
     created_utc: str
     blocks: list[int]
-    part_ms: dict[str, list[float]]
-    twin_logs: list[float] = field(default_factory=list)
+    part_ms: dict[str, list[float]]  # milliseconds per step by part (the step, phases, stages)
+    twin_logs: list[float] = field(default_factory=list)  # log(A/A control / arm) of step times; name of old files
     peak_memory_bytes: list[int] = field(default_factory=list)
     startup_ms: list[float] = field(default_factory=list)
     config: JsonObject = field(default_factory=dict)  # dotted keys, from the first block
@@ -201,10 +186,7 @@ class BlockSeries:
 
 
 def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSeries]:
-    """Return the series of every arm that finished a block, by arm. Controls other than A/A have series of their own.
-
-    Raise InputError if the blocks of an arm ran in different environments.
-    """
+    """Return the series by arm (and control except A/A). Raise InputError if an arm's environments differ."""
     by_arm: dict[str, dict[int, RunData]] = {}
     for run in runs:
         if run.record.control is None or run.record.control in KEPT:
@@ -292,42 +274,30 @@ STARTUP = "startup"  # name of the startup among the parts of a session
 
 @dataclass(frozen=True)
 class Session:
-    """One study of a baseline: the medians over its blocks, in ms per step by part, and in ms for the startup.
-
-    ``level``: number of a code state. Sessions of one level ran the same state, so only the machine makes them differ.
-    """
+    """One study of a baseline."""
 
     created_utc: str
-    level: int = 0
-    ms: dict[str, float] = field(default_factory=dict)
+    level: int = 0  # number of a code state: only the machine makes sessions of one level differ
+    ms: dict[str, float] = field(default_factory=dict)  # medians over blocks: step by part, and startup
     git_commit: str | None = None
 
 
 @dataclass(frozen=True)
 class BetweenDays:
-    """Allowance for the variation between days in a comparison of studies of different days.
+    """Allowance for the variation between days in a comparison of studies of different days."""
 
-    ``allowance``: a fraction, at the level of the decision. ``sessions``: number of kept sessions of the newest level.
-    ``known``: True if the allowance comes from them, else it is assumed.
-    ``blocks_only``: the change with the interval from blocks alone, without an allowance.
-    """
-
-    allowance: float
-    sessions: int
-    known: bool
-    blocks_only: Estimate | None = None
+    allowance: float  # a fraction, at the level of the decision
+    sessions: int  # number of kept sessions of the newest level
+    known: bool  # True if the allowance comes from them, else it is assumed
+    blocks_only: Estimate | None = None  # the change with the interval from blocks alone
 
 
 @dataclass(frozen=True)
 class Days:
-    """Kept sessions of one arm, oldest first, from which the variation between days is estimated.
+    """Kept sessions of one arm, from which the variation between days is estimated."""
 
-    ``centred``: True to compare with the mean of the newest level's sessions.
-    Else a study is compared with one study, which is itself one day's draw.
-    """
-
-    sessions: tuple[Session, ...] = ()
-    centred: bool = False
+    sessions: tuple[Session, ...] = ()  # oldest first
+    centred: bool = False  # True: compare with the mean of the newest level's sessions, not with one day's study
 
     @property
     def level(self) -> tuple[Session, ...]:
@@ -341,20 +311,16 @@ class Days:
         return max(MIN_SESSIONS - 1 - (len(self.sessions) - len(self._levels())), 0)
 
     def centre(self, part: str) -> float | None:
-        """Return the mean log(ms) of ``part`` over the newest level's sessions.
-
-        None if not ``centred`` or fewer than :data:`MIN_SESSIONS`, so one session is compared.
-        """
+        """Return the mean log(ms) of ``part`` over the newest level's sessions; None if too few or not ``centred``."""
         logs = _logs(self.level, part)
         return fmean(logs) if self.centred and len(logs) >= MIN_SESSIONS else None
 
     def between(self, part: str, confidence: float) -> tuple[float, bool]:
         """Return half the width of the interval of a new day's log(ms) around the centre, and True if sessions show it.
 
-        False: too few sessions, so :data:`DAY_DEVIATION` is assumed. ``confidence``: level of the interval.
-        This is a prediction interval: the new day is one draw, and the centre is a mean of few days.
-        Levels share a machine, so their scatter is pooled.
-        Similar days in a row hold less information than independent days, so they widen it.
+        False: too few sessions, so :data:`DAY_DEVIATION` is assumed. ``confidence``: level of the interval. This is a
+        prediction interval: the new day is one draw, and the centre is a mean of few days. Levels share a machine, so
+        their scatter is pooled. Similar days in a row hold less information than independent days, so they widen it.
         """
         groups = [
             _logs([session for session in self.sessions if session.level == level], part) for level in self._levels()
@@ -386,10 +352,7 @@ def session_of(series: BlockSeries, level: int) -> Session:
 
 
 def apart(one: str, other: str) -> bool:
-    """Return True if two times (UTC, ISO 8601) are so far apart that their studies are two sessions.
-
-    The limit is :data:`SESSION_APART_H` hours. False if either time is unreadable.
-    """
+    """Return True if two readable times (UTC, ISO 8601) are :data:`SESSION_APART_H` hours apart: two sessions."""
     try:
         first, second = (datetime.fromisoformat(text).replace(tzinfo=None) for text in (one, other))
     except ValueError:

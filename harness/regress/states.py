@@ -1,8 +1,8 @@
 """Find two states of a user's own repository, and run a check of them: of a scenario's arms, or of commands.
 
-A state is an existing folder, or a revision that is unpacked into a temporary folder (``git archive``). Untracked files
-are not in a revision. Both sides run the harness that is installed here. A run has the state of its side as working
-directory. Files that a scenario names by a relative path are the same for both sides.
+A state is a folder, or a revision unpacked into a temporary folder (``git archive``), without untracked files. Both
+sides run the installed harness, with their state as working directory. Files that a scenario names by a relative path
+are the same for both sides.
 """
 
 from __future__ import annotations
@@ -54,25 +54,18 @@ _START_S = 60  # seconds to start Python alone
 
 @dataclass(frozen=True)
 class State:
-    """State of the user's code, found by :func:`find_states`. ``folder``: its working directory.
+    """State of the user's code, found by :func:`find_states`."""
 
-    ``label``: its commit (``+changes`` if files differ from the commit), or the folder's name without a repository.
-    ``root``: the folder that contains all of the repository's files, or ``folder`` without a repository. ``path``:
-    folders of this state that replace the repository's folders on Python's path, such as the ``src/`` of ``pip install
-    -e``.
-    """
-
-    folder: Path
-    label: str
-    root: Path
-    path: tuple[str, ...] = ()
+    folder: Path  # its working directory
+    label: str  # its commit (``+changes`` if files differ), or the folder's name without a repository
+    root: Path  # the repository's top folder, or ``folder`` without a repository
+    path: tuple[str, ...] = ()  # folders that replace the repository's on Python's path, as ``src/``
 
 
 def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
     """Return the states ``base`` and ``head`` (folders or revisions), at the current folder's depth in the repository.
-
-    Revisions are unpacked into folders below ``place``.
-    Raise InputError if a side is neither a folder nor a revision, or if both are the same folder.
+    Revisions are unpacked into folders below ``place``. Raise InputError if a side is neither a folder nor a revision,
+    or if both are the same folder.
     """
     imported = _import_folders()
     states = _find_state(base, place / BASE, imported), _find_state(head, place / HEAD, imported)
@@ -89,9 +82,8 @@ def note_same_code(states: Sequence[State]) -> None:
 
 
 def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
-    """Return the state of the folder ``where``, or of that revision unpacked into ``place``.
-
-    ``imported``: folders on Python's path here. Raise InputError if it is neither, or cannot be unpacked.
+    """Return the state of the folder ``where``, or of that revision unpacked into ``place``. Raise InputError if it is
+    neither, or cannot be unpacked. ``imported``: folders on Python's path here.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -135,9 +127,8 @@ def _branches(folder: Path) -> str:
 
 def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State]) -> list[str]:
     """Return texts ``MODULE:FUNCTION (file)`` for the functions that come from a library, so all states share them.
-
-    ``functions``: pairs of a configuration key and MODULE:FUNCTION.
-    Raise InputError if a state lacks a function, because code of another state would run.
+    Raise InputError if a state lacks a function, because code of another state would run. ``functions``: pairs of a
+    configuration key and MODULE:FUNCTION.
     """
     roots = {state: state.root.resolve() for state in states}
     shared = []
@@ -182,10 +173,7 @@ def _import_folders() -> list[Path]:
 
 
 def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders below ``root`` that replace those of ``imported`` that lie in the repository ``stands_for``.
-
-    Folders of a virtual environment and missing folders are left out.
-    """
+    """Return the folders of ``root`` that replace ``imported`` ones of the repository ``stands_for``, if they exist."""
     # Packages of an environment within the repository are not the user's code.
     packages = [prefix for prefix in (Path(sys.prefix), Path(sys.base_prefix)) if prefix.is_relative_to(stands_for)]
     folders = []
@@ -213,11 +201,11 @@ def run_user_states(
     asked: ComparisonPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
     budget_s: float,
 ) -> RegressionResult:  # fmt: skip
-    """Run the arms of ``asked`` with the user's code at ``base`` (twice) and ``head`` until all is decided.
+    """Run the arms of ``asked`` with the user's code at ``base`` (twice) and ``head`` until all is decided, or
+    ``budget_s`` seconds are spent.
 
-    The check also ends when ``budget_s`` seconds are spent. ``base`` and ``head``: folders or revisions.
-    Raise InputError if a side is neither a folder nor a revision of the repository around this folder.
-    Raise it too if a side lacks a function that an arm names.
+    Raise InputError if a side is neither a folder nor a revision of the repository around this folder, or if it lacks a
+    function that an arm names.
     """
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
@@ -230,8 +218,8 @@ def run_user_states(
 def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
     """Return ``asked`` with only the arms that name user code, and these arms' records for study.json, by arm.
 
-    ``states``: the state of each side, by "base" and "head". Relative file paths of the arms are made absolute.
-    Raise InputError if a state lacks a function that an arm names, or if all functions lie outside the two states.
+    ``states``: the state of each side, by "base" and "head". Relative file paths of the arms are made absolute. Raise
+    InputError if a state lacks a function that an arm names, or if all functions lie outside the two states.
     """
     selected = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
     functions = {function for arm in selected.plan.arms for function in arm.config.user_functions}
@@ -308,11 +296,11 @@ def run_command_states(
     plan: CommandPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
     budget_s: float,
 ) -> RegressionResult:  # fmt: skip
-    """Run each command of ``plan`` at ``base`` (twice) and ``head`` until all is decided, or the budget is spent.
+    """Run each command of ``plan`` at ``base`` (twice) and ``head`` until all is decided, or the budget is spent. A
+    block that is still running then is dropped.
 
-    A block that is still running then is ended and dropped, because it is slow or hangs.
-    Raise InputError if a side is neither a folder nor a revision of the repository around this folder.
-    Raise it too if a side lacks a function that trains.
+    Raise InputError if a side is neither a folder nor a revision of the repository around this folder, or if it lacks a
+    function that trains.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:

@@ -38,14 +38,10 @@ NO_BLOCK = "no block in which both sides finished"
 
 @dataclass(frozen=True)
 class CauseText:
-    """Text for one cause of "undecided", from :data:`CAUSES` or with its figures filled in.
-
-    ``cause``: why it is undecided. ``remedy``: action that would decide it; "" for none.
-    Names in braces in the templates are the keys of :func:`_values` and :func:`_more_values`.
-    """
+    """Text for one cause of "undecided"; braces in templates name keys of :func:`_values` and :func:`_more_values`."""
 
     cause: str
-    remedy: str
+    remedy: str  # action that would decide it; "" for none
 
 
 CAUSES: Mapping[Cause, CauseText] = {
@@ -106,10 +102,7 @@ def remedy(decision: Decision) -> str:
 
 
 def too_noisy(decision: Decision) -> bool:
-    """Return True if an undecided check cannot exclude a change to 2x, by its noise floor or its interval's upper end.
-
-    Its figure is then useless and not shown.
-    """
+    """Return True if an undecided check cannot exclude a change to 2x; its figure is then useless and not shown."""
     if decision.outcome != "undecided" or decision.change is None:
         return False
     return max(decision.floor or 0.0, decision.change.ci_high or 0.0) > USELESS_FLOOR
@@ -235,9 +228,8 @@ def default(one: OtherDefault) -> str:
 
 
 def differing(c: StateComparison) -> list[str]:
-    """Return a line for each difference of the two sides: confounds, defaults, probe problems, study differences.
-
-    If nothing was compared, differences that forbid a comparison are left out, because :func:`missing` reports them.
+    """Return a line for each difference of the two sides: confounds, defaults, probe problems, study differences. If
+    nothing was compared, those that forbid a comparison are left out, because :func:`missing` reports them.
     """
     shown = c.differences if c.missing is None else [entry for entry in c.differences if not entry.forbids]
     return [
@@ -249,10 +241,7 @@ def differing(c: StateComparison) -> list[str]:
 
 
 def inside(c: StateComparison) -> list[str]:
-    """Return a line for each part of the step that changed, even if the step did not.
-
-    Lines for the total, for undecided checks besides the step, and for what bars a verdict follow.
-    """
+    """Return a line per changed part of the step, for the total, other undecided checks, and what bars a verdict."""
     changed = [part for part in c.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change]
     lines = [_part(c, part) for part in changed]
     if c.rare and c.total is not None:
@@ -289,7 +278,6 @@ def headline(verdict: Outcome, comparisons: int) -> str:
 
 def change(decision: Decision) -> str:
     """Format a change with its interval: ``+3.1 % [+2.2 %, +4.0 %]``. Above 100 %, a ratio: ``2.50x [2.31x, 2.74x]``.
-
     "no figure" without an estimate, and a clause instead of figures if it is too noisy.
     """
     estimate = decision.change
@@ -333,10 +321,7 @@ def _floor(decision: Decision) -> str:
 
 
 def kept_note(kept: Baseline, within: float) -> str:
-    """Return a note on the changes that a check against ``kept`` can detect, and how to detect smaller ones.
-
-    ``within``: fraction that counts as the same.
-    """
+    """Return which changes a check against ``kept`` can detect beyond ``within``, and how to detect smaller ones."""
     detection = kept.limits_of_detection(within)
     text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(detection.slowdown)}"
     text += f" or more (--within {percent(within)})"

@@ -30,21 +30,15 @@ COSTS: dict[AdviceCost, str] = {
 
 @dataclass(frozen=True)
 class NextSteps:
-    """The section "What to try next" of a study's report, made by :func:`next_steps`.
+    """The section "What to try next" of a study's report."""
 
-    ``ranked``: recommended changes, one line each, the largest gain first. ``note``: how sure they are, or why there
-    are none.
-    """
-
-    ranked: tuple[str, ...]
-    note: str
+    ranked: tuple[str, ...]  # recommended changes, a line each, the largest gain first
+    note: str  # certainty of these changes, or the reason why there are none
 
 
 def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
-    """Return at most :data:`STEPS_ADVISED` recommended changes that no arm has measured, the largest predicted
-    speedup first.
-
-    ``ideal``: measured speedup of each arm's ideal-data control, by arm. A prediction above it gets a warning.
+    """Return at most :data:`STEPS_ADVISED` unmeasured changes, the largest predicted speedup first. ``ideal``: measured
+    speedup of each arm's ideal-data control, by arm; a prediction above it gets a warning.
     """
     options = [
         (option, advice) for advice in found for option in advice.options if option.worth and option.measured is None
@@ -103,9 +97,7 @@ def change_text(one: Advice, names: ArmNames) -> str:
 
 
 def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
-    """Return a recommendation: ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of
-    ...``.
-    """
+    """Return a recommendation: ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of …``."""
     word = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     text = f"{word} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
@@ -115,10 +107,7 @@ def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
 
 
 def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """Return a warning that names the arms with an iterable dataset; empty without one.
-
-    Each worker of such a dataset may serve all items, which repeats them. Replay cannot predict this.
-    """
+    """Return a warning on arms with an iterable dataset, whose workers may each serve all items; empty without one."""
     arms = list(dict.fromkeys(entry.arm for entry in advised if entry.iterable))
     if not arms:
         return []
@@ -129,9 +118,7 @@ def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
 
 
 def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """Return a sentence for each setting without a recommendation because an arm measured another gain than replay
-    predicts.
-    """
+    """Return a sentence per setting that is not advised because an arm measured another gain than predicted."""
     lines = []
     for advice in found:
         for option in advice.options:
@@ -157,9 +144,7 @@ def _assumes_handover(advice: ArmAdvice) -> bool:
 
 
 def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:
-    """Return a warning if the predicted speedup surely exceeds ``ideal``, the measured speedup without any data
-    work; else "".
-    """
+    """Return a warning if the predicted speedup surely exceeds ``ideal``, measured without data work; else ""."""
     if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
         return ""
     if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, ADVISED_GAIN_MIN)):
@@ -226,21 +211,14 @@ def cannot_be_replayed(named: str, why: str) -> str:
 
 
 def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
-    """Return the sentence on why other numbers of workers, or of prefetched batches, are not predicted for the arm
-    ``name``.
-
-    ``harness whatif`` prints it too. ``known``: doubts about the arm; one of kind ``bar`` gives the reason with
-    figures.
-    """
+    """Return why other numbers of workers or prefetched batches are not predicted for ``name``, by ``known`` doubts."""
     barring = next((entry for entry in known if entry.kind == bar), doubt(bar))
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
     return f"No prediction of other {settings} for {name}: {doubt_text(barring)}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
-    """Return a sentence for each reason why changes of an arm are not recommended, although their predicted gain
-    suffices.
-    """
+    """Return a sentence per reason why changes of an arm are not advised although their predicted gain suffices."""
     name = names.short(found.arm)
     bars: dict[AdviceBar, Advice] = {}
     # Sorted, because a larger number of workers must be better to replace a smaller one.
@@ -276,10 +254,7 @@ def _named(arms: Sequence[str], names: ArmNames) -> str:
 
 
 def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
-    """Return the Markdown table of all replayed changes with predicted and measured speedups.
-
-    "" if nothing was replayed.
-    """
+    """Return the Markdown table of replayed changes with predicted and measured speedups; "" if there are none."""
     rows = [
         [
             names.short(advice.arm),

@@ -41,11 +41,7 @@ from trainer.files import read_json, write_bytes, write_text
 
 
 def build_report(folder: Path) -> FirstScreen:
-    """Analyse the study in ``folder``, write its report there, and return the first screen.
-
-    The report lists failed, missing and unfinished runs at its top. Raise InputError if ``folder`` is not a study, or
-    if the tables of its runs were deleted.
-    """
+    """Write the report of the study in ``folder``, and return its first screen. InputError without study or tables."""
     study = StudyFolder(folder)
     record = study.read_study()
     study.remove_leftovers()
@@ -77,9 +73,8 @@ def _write(path: Path, content: bytes | None) -> None:
 def report_of(
     study: StudyFolder, record: StudyRecord, runs: Sequence[RunData], *while_whole: Callable[[RunData], None]
 ) -> tuple[StudyReport, ProbeResults, RecordedFiles]:
-    """Return a study's analysis, the results of its probes and its recorded files. Writes nothing.
-
-    ``while_whole``: functions that :func:`analyse` calls with each run while all its tables are loaded.
+    """Return a study's analysis, the results of its probes and its recorded files. Writes nothing. ``while_whole``:
+    functions that :func:`analyse` calls with each run while all its tables are loaded.
     """
     report = analyse(record, runs, *while_whole)
     files = read_recorded(study, runs)
@@ -88,9 +83,7 @@ def report_of(
 
 
 def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:
-    """Raise InputError if the tables of all measured runs were deleted, because an empty report would replace the
-    old one.
-    """
+    """Raise InputError if all measured runs' tables were deleted: an empty report would replace the old one."""
     if any(run.has_steps for run in runs) or not (record.status == "done" or _has_figures(study.summary_json)):
         return
     errors = (run.record.error for run in runs if run.record.error)
@@ -99,10 +92,7 @@ def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunDat
 
 
 def _has_figures(summary_json: Path) -> bool:
-    """Return True if ``summary_json`` of the previous report has an arm with measured blocks.
-
-    False if it is unreadable.
-    """
+    """Return True if ``summary_json`` of the previous report is readable and has an arm with measured blocks."""
     try:
         arms = read_json(summary_json)["arms"].values()
         return any(arm["blocks"] for arm in arms)
@@ -111,10 +101,7 @@ def _has_figures(summary_json: Path) -> bool:
 
 
 def keep_derived(study: StudyFolder, run: RunData) -> None:
-    """Add the derived columns of a finished run to its steps table on disk, for other programs.
-
-    Recorded columns stay unchanged. This project itself computes derived columns anew each time.
-    """
+    """Add the derived columns of a finished run to its steps table on disk; only other programs read them there."""
     if run.folder is None or run.record.status != "done":
         return
     derived = derived_steps(run)
@@ -125,10 +112,7 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
 def draw(
     report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
-    """Write the report's pictures under plots/ and return them by file name. A picture without content is not drawn.
-
-    Files of an earlier report that this one does not draw are removed.
-    """
+    """Write the report's pictures under plots/, remove those that it no longer has, and return them by file name."""
     from harness.show import plots  # Importing matplotlib takes a second.
 
     pictures = plots.pictures(report, screen.names)
@@ -176,10 +160,7 @@ def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[Ste
 
 
 def bar(card: VerdictCard) -> str:
-    """Return the bar that divides a step's time, as SVG. Each part has a tooltip.
-
-    The table beside it shows the figures.
-    """
+    """Return the bar that divides a step's time, as SVG with a tooltip for each part."""
     begun, parts = 0.0, []
     for index, bar_part in enumerate(card.bar):
         parts.append(
@@ -197,10 +178,7 @@ def fragment(text: str) -> str:
 
 
 def _details(one: Section, markdown: MarkdownIt, chart: str) -> str:
-    """Return a section as an HTML element that can be folded.
-
-    ``chart``: the chart of step times, for its own section; "" if the first screen shows it.
-    """
+    """Return a foldable HTML element of a section. ``chart``: chart of step times; "" if the first screen has it."""
     chart = chart if one.title == machine.STEPS_TITLE else ""
     opened = " open" if one.title in OPEN else ""
     heading = f"<summary><h2>{escape(one.title)}</h2></summary>"
@@ -241,10 +219,7 @@ def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
 
 
 def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
-    """Return a renderer from Markdown to HTML.
-
-    Tables get headers of rows and columns; images become ``pictures`` in place.
-    """
+    """Return a renderer from Markdown to HTML: tables get headers, and images become ``pictures`` in place."""
 
     def image(_: RendererHTML, tokens: Sequence[Token], at: int, *__: object) -> str:
         name = str(tokens[at].attrs.get("src", "")).rpartition("/")[2]
@@ -262,10 +237,9 @@ def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
 
 
 def _headers(state: Any) -> None:
-    """Mark the first row and the first column of each table as headers.
-
-    Each other cell gets its column's name as ``data-label``. A phone hides the header row and shows this name before
-    the cell. In a KEYED table, a row's header has the colour of its part of the bar.
+    """Mark the first row and column of each table as headers. Each other cell gets its column's name as ``data-label``,
+    which a phone shows in place of the header row. In a KEYED table, a row's header has the colour of its part of the
+    bar.
     """
     tokens: list[Token] = state.tokens
     labels: list[str] = []
@@ -293,10 +267,7 @@ def _headers(state: Any) -> None:
 
 
 def _figure(name: str, picture: Picture, alt: str) -> str:
-    """Return the HTML of a drawing, in forms for wide and narrow windows.
-
-    Ids get ``name``, because drawings share ids.
-    """
+    """Return the HTML of a drawing for wide and narrow windows. Ids get ``name``, because drawings share ids."""
     shown = []
     for form, svg in (("wide", picture.svg), ("narrow", picture.narrow)):
         inline_svg = _ID.sub(rf"\g<1>{name}-{form}-", svg)

@@ -1,9 +1,9 @@
-"""Explains step by step how a gain in isolation becomes the gain in training: one line per link, with its number.
+"""Explains how a gain in isolation becomes the gain in training: a line per link, with its number.
 
     isolated ratio -> share of the step -> hidden behind what -> waiting for a core -> ceiling -> slowdown injection
     -> predicted -> measured
 
-Every ratio after the first is about the time of a step, so that the chain can be read downwards.
+Every ratio after the first is about the time of a step.
 """
 
 from __future__ import annotations
@@ -52,21 +52,15 @@ HELD = (
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One link between the isolated gain and the gain in training, made by :func:`chain`.
-
-    ``text`` is its line in the report.
-    """
+    """One link between the isolated gain and the gain in training."""
 
     name: str
     ratio: float | None  # speedup of the step that this link allows
-    text: str
+    text: str  # its line in the report
 
 
 def chain(c: Comparison) -> list[ChainLink]:
-    """Return the links of a comparison in the order of the module docstring.
-
-    A link whose figure is missing has no ratio and says why, or is left out.
-    """
+    """Return the links of a comparison in the order above. A missing figure is explained, or its link left out."""
     measured, waits = c.measured, c.measured.baseline_waits
     return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
             *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
@@ -130,10 +124,7 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
 
 
 def _costs(waits: Waits, waited_ms: float) -> str:
-    """Format the time that the step waits for data, a mean per step.
-
-    It is a range if events do not show when the device worked.
-    """
+    """Format the step's mean wait for data; a range if events do not show when the device worked."""
     if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
         text = part_of(waits.step_ms)(waited_ms)
         return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"

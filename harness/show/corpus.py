@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harness.show.drawing import (
-    CURVES,
-    NARROW,
-    TEXT,
-    WIDE,
-    Picture,
-    Sheet,
-    drawn,
-    fitted,
-    picture_link,
-    plain,
-    title,
-)
+from harness.show.drawing import CURVES, NARROW, TEXT, WIDE, Picture, Sheet, drawn, fitted, picture_link, plain, title
 from harness.show.tables import NOT_MEASURED, cell, code, joined, table
 from harness.show.words import count, number, percent, ratio
 from trainer.data.corpus.statistics import CorpusStatistics
@@ -103,10 +91,7 @@ def _bins(found: CorpusStatistics) -> list[tuple[str, ...]]:
 
 
 def _advice(found: CorpusStatistics) -> str:
-    """Return a warning each for unknown tokens, special tokens within the text, and repeated documents.
-
-    "" if there are none.
-    """
+    """Return a warning each for unknown tokens, special tokens within the text and repeated documents; else ""."""
     unknown = (found.unknown_share or 0) > 0.001
     return " ".join([
         *["The tokenizer cannot encode part of this text, so a model cannot learn it."] * unknown,
@@ -118,10 +103,7 @@ def _advice(found: CorpusStatistics) -> str:
 
 
 def picture(found: CorpusStatistics) -> Picture:
-    """Draw the distribution of document lengths beside the padding by sequence length.
-
-    The narrow form for phones stacks them.
-    """
+    """Draw the distribution of document lengths and the padding by sequence length, in a row or stacked (phones)."""
     return drawn(lengths_figure(found), narrow=lengths_figure(found, NARROW))
 
 
@@ -146,10 +128,7 @@ def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
 
 
 def _bars(axes: Axes, ticks: Sequence[str], text: str, shares: Mapping[str, tuple[str, Sequence[float]]]) -> None:
-    """Draw two bars at each tick. ``text``: label of the x axis.
-
-    ``shares``: {legend label: (colour, heights from 0 to 1)}.
-    """
+    """Draw two bars per tick. ``text``: x axis label. ``shares``: {legend label: (colour, heights from 0 to 1)}."""
     for shift, (label, (colour, values)) in zip((-0.2, 0.2), shares.items(), strict=True):
         positions = [index + shift for index in range(len(values))]
         axes.bar(positions, [100 * value for value in values], 0.4, color=colour, label=label)

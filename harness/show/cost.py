@@ -1,7 +1,4 @@
-"""Reports the cost of trainings or a study: predicted, predicted against actual, and summed over folders.
-
-Money follows from hours. Without a price, only hours are reported, with a note.
-"""
+"""Reports predicted and actual hours and money of trainings, studies and folders. No price: hours only."""
 
 from __future__ import annotations
 
@@ -140,9 +137,7 @@ def _many(number_of: int, noun: str, ending: str = "s") -> str:
 
 
 def notes(found: PredictedCost) -> list[str]:
-    """Return notes on the prediction, one line each: price, what the figures exclude, long steps, emulated devices,
-    and doubts.
-    """
+    """Return notes on the prediction, a line each: price, exclusions, long steps, emulated devices, doubts."""
     noted = [price_line(found)]
     for arm in found.arms:
         if arm.work.passed_over:
@@ -174,10 +169,7 @@ def notes(found: PredictedCost) -> list[str]:
 
 
 def _doubt_note(one: Doubt) -> str:
-    """Return a doubt about measured steps with its remedy: waits for a core, or drift.
-
-    "" for any other kind of doubt.
-    """
+    """Return a doubt on measured steps (waits for a core, or drift) with its remedy; "" for any other kind."""
     share = percent(abs(one.share or 0.0))
     match one.kind:
         case "no core":
@@ -195,10 +187,7 @@ def _doubt_note(one: Doubt) -> str:
 
 
 def price_line(found: PredictedCost) -> str:
-    """Return the price per hour and per device, or how to give one if it is unknown.
-
-    Adds a note if the steps were measured on another device than the priced one.
-    """
+    """Return the price per hour and device, or how to give it; adds a note if another device was measured."""
     priced = list(zip(found.measured, found.prices, strict=True))
     if found.per_hour_usd is None:
         unpriced = [arm.arm for arm, price in priced if price is None]
@@ -228,19 +217,13 @@ def _price_text(price: HourlyPrice) -> str:
 
 
 def limit_text(found: PredictedCost) -> str:
-    """Format the budget.
-
-    An amount of money is followed by the time that it lasts: ``6 h``, ``20.00 USD, which is 6.67 h``.
-    """
+    """Format the budget, an amount of money with the time that it lasts: ``6 h``, ``20.00 USD, which is 6.67 h``."""
     assert found.limit is not None
     return amounts_text(found.limit, found.limit_s)
 
 
 def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
-    """Format a budget as :func:`limit_text` does.
-
-    ``limit_s``: seconds until it is spent; None without a known price.
-    """
+    """Format a budget as :func:`limit_text` does. ``limit_s``: seconds that it lasts; None without a known price."""
     amounts = [] if limit.usd is None else [money(limit.usd)]
     amounts += [] if limit.hours is None else [f"{limit.hours:g} h"]
     text = " and ".join(amounts)
@@ -249,10 +232,7 @@ def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
 
 
 def refusal(found: PredictedCost, done: float = 0.0) -> str:
-    """Return why the work does not start: the budget, the expected time and the arithmetic, on one line.
-
-    ``done``: share (0 to 1) of the steps that an earlier start has finished.
-    """
+    """Return why the work does not start, with the arithmetic. ``done``: finished share of the steps (0 to 1)."""
     left_s = found.left_s(done)
     whole_s = found.spent_s + left_s
     if done or found.spent_s > found.measuring_s:
@@ -281,9 +261,7 @@ def worst_warning(found: PredictedCost) -> str | None:
 
 
 def _longer(found: PredictedCost) -> str:
-    """Return a clause on longer warm-up, which is part of the worst case, if an arm waits for data and may warm up
-    longer; else "".
-    """
+    """Return a clause on longer warm-up, part of the worst case, if an arm waits for data and may need it; else ""."""
     warms_up_longer = any(
         measurement.waits and work.most_extra for measurement, work in zip(found.measured, found.work, strict=True)
     )
@@ -291,10 +269,7 @@ def _longer(found: PredictedCost) -> str:
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:
-    """Return the Markdown that compares predicted with actual time and cost; "" without a prediction.
-
-    ``totals``: measured totals by arm; adds a line on each arm's step time.
-    """
+    """Return Markdown with predicted and actual time and cost, and step times per arm; "" without a prediction."""
     if found is None:
         return ""
     total, usd = found.total, found.total_usd
@@ -321,11 +296,7 @@ def _usd_of(found: PredictedCost, seconds: float) -> str:
 
 
 def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[str]:
-    """Return a line per arm: its predicted step time, the measured one, and the time that a step waits for a core (ms).
-
-    Other processes on the machine are the usual reason for a wrong prediction. Arms without measured steps have no
-    line.
-    """
+    """Return a line per measured arm: predicted and measured step time, and a step's wait for a core (all in ms)."""
     lines = []
     for arm in found.arms:
         actual = totals.get(arm.arm)
@@ -402,9 +373,8 @@ def actual_line(found: PredictedCost) -> str:
 
 
 def spending_lines(found: Sequence[Expense]) -> list[str]:
-    """Return the table of ``harness spent``: a row per folder, sums by kind if there are several kinds, and the total.
-
-    A last line counts the folders without a price, which the sums of money leave out.
+    """Return the table of ``harness spent``: a row per folder, sums by kind if there are several, and the total. A last
+    line counts the folders without a price, which the sums of money leave out.
     """
     rows = [["folder", "kind", "hours", "USD"]]
     rows += [[str(expense.folder), expense.kind, hours(expense.seconds), _sum_usd([expense])] for expense in found]

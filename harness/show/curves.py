@@ -53,21 +53,17 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PlottedRun:
-    """Values to draw of one run. Each curve has shape (2, points): completed optimizer steps, and the value after them.
-
-    ``tokens``: curve of the positions computed so far, padding included; None if unknown.
-    """
+    """Values to draw of one run. Each curve has shape (2, points): completed optimizer steps, and values after them."""
 
     name: str
     training: Values
     validation: Values
     choices: tuple[ChoicePass, ...] = ()
-    tokens: Values | None = None
+    tokens: Values | None = None  # curve of the positions computed so far, padding included; None if unknown
     parameters: int | None = None
     seconds: float | None = None
     usd: float | None = None
-    not_counted: tuple[str, ...] = ()
-    """Parts of the run whose time is not recorded: path and reason."""
+    not_counted: tuple[str, ...] = ()  # parts of the run whose time is not recorded: path and reason
 
     def only(self, kind: LossKind | None) -> PlottedRun:
         """Return a copy with only the losses of ``kind``, without multiple choice. None: return the run unchanged."""
@@ -81,9 +77,7 @@ class PlottedRun:
         )
 
     def at(self, steps: Values, axis: Axis) -> Values:
-        """Convert optimizer steps to positions on ``axis``: unchanged, or interpolated from :attr:`tokens`, which
-        must be known.
-        """
+        """Convert optimizer steps to positions on ``axis``: unchanged, or interpolated from known :attr:`tokens`."""
         if axis == "steps":
             return steps
         assert self.tokens is not None, "asked for before it was drawn"
@@ -97,9 +91,7 @@ def curve(points: Sequence[tuple[float, float]]) -> Values:
 
 
 def of_arm(arm: ArmCurves, names: ArmNames) -> PlottedRun:
-    """Return the values to draw of an arm: of its first run that answered multiple-choice questions, else of its
-    first run.
-    """
+    """Return the values of an arm's first run that answered multiple-choice questions, else of its first run."""
     run = next((entry for entry in arm.runs if entry.choices), arm.runs[0])
     training, validation = (
         curve([(step + 1, loss) for step, loss in losses]) for losses in (run.training, run.validation)
@@ -114,10 +106,7 @@ def best_measure(runs: Sequence[PlottedRun]) -> Measure:
 
 
 def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw training and validation losses of each arm's first block.
-
-    Each later arm's line is thinner, so equal curves all show.
-    """
+    """Draw the losses of each arm's first block. Later lines are thinner, so that equal curves all show."""
     figure, axes = sheet.plot(5.2, "both")
     for index, (arm, colour) in enumerate(zip(found.arms, CURVES, strict=False)):
         run, name = arm.runs[0], names.short(arm.arm)
@@ -134,10 +123,8 @@ def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure
 
 
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
-    """Draw the loss of every step and its moving mean. The lower axis counts optimizer steps, the upper one tokens.
-
-    ``steps``: numbers from 0. ``tokens``: tokens up to each step, padding included. ``name``: name of the run in the
-    title.
+    """Draw each step's loss and its moving mean over optimizer steps and tokens. ``steps``: numbers from 0. ``tokens``:
+    tokens up to each step, padding included. ``name``: of the run, for the title.
     """
     curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
     return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
@@ -173,19 +160,14 @@ _HELD_OUT: dict[str, Any] = {"linewidth": 1.3, "markersize": 4.5, "markerfacecol
 
 
 def smoothed_steps(steps: int) -> int:
-    """Return the number of steps that each point of the moving mean averages.
-
-    1 (no mean) if ``steps`` points are too few.
-    """
+    """Return the number of steps per point of the moving mean; 1 (no mean) if ``steps`` points are too few."""
     return max(1, min(SMOOTHED_STEPS_MAX, steps // SMOOTHED_FRACTION))
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw the losses of several runs over ``axis``: training loss (pale) with its moving mean (line), validation
-    loss (dashed).
-
-    A cross marks a curve's first NaN or infinite loss, at the height of the loss before it. A star marks the lowest
-    loss of each curve; for training, the lowest loss of a single step.
+    """Draw the losses of several runs over ``axis``: training (pale) with its moving mean, validation (dashed). A cross
+    marks a curve's first NaN or infinite loss, at the height of the loss before it. A star marks the lowest loss of
+    each curve; for training, the lowest loss of a single step.
     """
     figure, axes = _axes(axis, sheet)
     smoothed = _smoothed_steps(runs)
@@ -217,10 +199,7 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
 
 
 def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, colour: str) -> None:
-    """Draw the losses of a run pale, below their moving mean over ``smoothed`` steps.
-
-    A curve too short for a mean is one line.
-    """
+    """Draw a run's losses pale below their moving mean over ``smoothed`` steps; without it if the curve is short."""
     if smoothed > 1 and len(losses) >= SMOOTHED_FRACTION * smoothed:
         axes.plot(*thinned(places, losses), color=colour, linewidth=0.7, alpha=0.25)
         mean = np.convolve(losses, np.full(smoothed, 1 / smoothed), mode="valid")
@@ -233,10 +212,7 @@ def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, co
 
 
 def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str, *, named: bool) -> None:
-    """Draw a star at the lowest finite loss of ``values``; nothing without one.
-
-    ``named``: also write that loss below the star.
-    """
+    """Draw a star at the lowest finite loss of ``values``, if any. ``named``: write that loss below the star."""
     if (lowest := minimum(values)) is None:
         return
     position = run.at(np.array([lowest[0]]), axis)
@@ -247,9 +223,7 @@ def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour
 
 
 def _mark_broken(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str) -> None:
-    """Draw a cross at the first NaN or infinite loss of a curve, at the height of the last value before it; nothing
-    without one.
-    """
+    """Draw a cross at a curve's first NaN or infinite loss, if any, at the height of the last value before it."""
     finite, broken = _split(values)
     if not len(broken):
         return
@@ -269,19 +243,13 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Return the number of steps that each point of the moving mean averages, one number for all runs; 1 for no mean.
-
-    The shortest run that is long enough for a mean determines it. With one number, equal runs look equal.
-    """
+    """Return the steps per point of all runs' moving means, by the shortest run with a mean; 1 if none has one."""
     windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
     return min((window for window in windows if window > 1), default=1)
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw the percentage of right answers by ``measure`` over the axis, with 95 % intervals (Wilson).
-
-    A dotted line marks the chance of a guess. A run without the number of questions has no interval.
-    """
+    """Draw shares of right answers with 95 % intervals (Wilson) if the number of questions is known, and chance."""
     figure, axes = _axes(axis, sheet)
     numbers = {choice.questions for run in runs[:MOST_RUNS] for choice in run.choices}
     banded = False
@@ -311,9 +279,7 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
 
 
 def _label(name: str) -> str:
-    """Return ``name`` for the legend, with a space in front of an underscore: matplotlib omits labels that begin
-    with one.
-    """
+    """Return ``name`` for the legend: a leading underscore gets a space, else matplotlib omits the label."""
     return f" {name}" if name.startswith("_") else name
 
 
@@ -341,8 +307,6 @@ def _finished(figure: Figure, axes: Axes, text: str, count: int, sheet: Sheet, w
 
 
 def _split(values: Values) -> tuple[Values, Values]:
-    """Return the points of a curve with a finite value, shape (2, points), and the steps of its NaN and infinite
-    values.
-    """
+    """Return a curve's points with a finite value, shape (2, points), and the steps of NaN and infinite values."""
     finite = np.isfinite(values[1])
     return values[:, finite], values[0, ~finite]

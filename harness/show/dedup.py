@@ -26,22 +26,16 @@ _POINTS = 200  # points of the drawn curve
 
 @dataclass(frozen=True)
 class DedupPage:
-    """Results of a near-duplicate search, for its page.
-
-    ``quality`` and ``clusters`` compare them with labels; None without labels.
-    """
+    """Results of a near-duplicate search."""
 
     settings: DedupSettings
     result: DedupResult
-    quality: Quality | None
+    quality: Quality | None  # missing without labels
     clusters: ClusterQuality | None = None
 
 
 def as_json(found: DedupPage) -> dict[str, Json]:
-    """Return settings, S-curve, result and quality as JSON data.
-
-    With labels, ``precision`` and ``recall`` are repeated on top.
-    """
+    """Return settings, S-curve, result and quality as JSON; with labels, ``precision`` and ``recall`` also on top."""
     settings = found.settings
     plain: dict[str, Json] = {
         "settings": record_json(settings),
@@ -55,9 +49,7 @@ def as_json(found: DedupPage) -> dict[str, Json]:
 
 
 def similarities(settings: DedupSettings) -> list[float]:
-    """Return the similarities (0 to 1) at which the S-curve is printed: tenths, the threshold, and 0.05 below and
-    above it.
-    """
+    """Return the similarities at which the S-curve is printed: tenths, the threshold, and 0.05 below and above it."""
     around_threshold = [round(settings.threshold + step, 6) for step in (-0.05, 0.05)]
     points = {settings.threshold, *(tenth / 10 for tenth in range(1, 11)), *around_threshold}
     return sorted(point for point in points if 0 < point <= 1)

@@ -12,11 +12,7 @@ from harness.show.words import count, listing, ms, number
 
 
 def dose_line(found: Dose) -> str:
-    """Return the result of a slowdown injection: its kind, the slope (ms of step per added ms) with its interval,
-    and figures.
-
-    If no slope could be fitted, return the reason instead. There is no full stop.
-    """
+    """Return a slowdown injection's slope (ms of step per added ms) with its interval, or why it has none."""
     if found.unfitted is not None:
         return f"the slowdown injection (dose) of {_subject(found)} shows nothing: {dose_reason(found)}"
     text = _fitted(found)
@@ -100,10 +96,7 @@ def _fitted(found: Dose) -> str:
 
 
 def _interval(estimate: Estimate, unit: str = "") -> str:
-    """Format an interval with its number of blocks: ``95 % interval 0.91 to 1.04, 5 blocks``.
-
-    ``unit`` follows the numbers.
-    """
+    """Format an interval in ``unit`` with its number of blocks: ``95 % interval 0.91 to 1.04, 5 blocks``."""
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"no interval from {count(estimate.n, 'block')}"
     bounds = f"{_two(estimate.ci_low)} to {_two(estimate.ci_high)}{unit}"

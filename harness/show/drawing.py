@@ -96,19 +96,13 @@ TICKS = [m * 10**e for e in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]
 
 @dataclass(frozen=True)
 class Sheet:
-    """Width and layout of a picture: :data:`WIDE` or :data:`NARROW` (phones).
-
-    ``stacked``: text stands above the rows, because it does not fit beside them.
-    """
+    """Width and layout of a picture: :data:`WIDE` or :data:`NARROW` (phones)."""
 
     width: float  # inches
-    stacked: bool = False
+    stacked: bool = False  # text stands above the rows, because it does not fit beside them
 
     def plot(self, height: float, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
-        """Return a figure of ``height`` inches with one plot, and the plot's axes.
-
-        ``grid``: direction of its grid lines.
-        """
+        """Return a figure of ``height`` inches with one plot, and its axes. ``grid``: direction of grid lines."""
         figure = self.figure(height)
         return figure, plain(figure.add_subplot(), grid)
 
@@ -148,11 +142,7 @@ class RowAxes:
         return row * self.pitch
 
     def label(self, labels: Sequence[str], texts: Sequence[str], colours: Sequence[str], soft: Sequence[bool]) -> None:
-        """Write each row's name (``labels``) and figures (``texts``, in ``colours``).
-
-        On a wide sheet they stand left and right of the axes, else above the row's marks. ``soft``: rows with a pale
-        name.
-        """
+        """Write each row's name and figures, beside the axes or above the marks. ``soft``: rows with a pale name."""
         if self.pitch == 1:
             self.axes.set_yticks(range(len(labels)), labels, fontsize=TEXT)
             for tick, is_soft in zip(self.axes.get_yticklabels(), soft, strict=True):
@@ -173,7 +163,6 @@ class RowAxes:
         self._fit(lines_max)
 
     def _fit(self, lines: int) -> None:
-        """Enlarge the figure by ``lines`` lines of text above the first row."""
         bottom, top = self.axes.get_ylim()
         inches = self.figure.get_figheight() / (bottom - top)
         new_top = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
@@ -189,10 +178,7 @@ class RowAxes:
 
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
-    """Return axes with ``count`` rows, each ``height`` inches high, and ``margin`` inches for everything else.
-
-    ``lines``: lines of text above each row on a stacked sheet.
-    """
+    """Return axes with ``count`` rows of ``height`` inches, plus ``margin``. ``lines``: of text above stacked rows."""
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
     figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
@@ -233,10 +219,7 @@ def wrapped(text: str, share: float = 1.0) -> str:
 def point(
     axes: Axes, estimate: Estimate, row: float, colour: str, marker: str, label: str | None, hollow: bool = False
 ) -> None:
-    """Draw the median of ``estimate`` at the y coordinate ``row``, with its interval as a line.
-
-    The mark is hollow if ``hollow`` is True or there is no interval.
-    """
+    """Draw the median of ``estimate`` at y ``row`` with its interval as a line; hollow if asked or without interval."""
     if estimate.ci_low is not None and estimate.ci_high is not None:
         axes.plot([estimate.ci_low, estimate.ci_high], [row, row], color=colour, linewidth=2.2, zorder=4)
     face = "white" if hollow or estimate.ci_low is None else colour
@@ -244,10 +227,7 @@ def point(
 
 
 def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = (), sheet: Sheet = WIDE) -> None:
-    """Make the x axis logarithmic with a line at 1, wide enough for ``found`` and the values ``more``.
-
-    Ticks read 0.98x or 5x.
-    """
+    """Make the x axis logarithmic with a line at 1 and ticks as 0.98x, wide enough for ``found`` and ``more``."""
     from matplotlib.ticker import MaxNLocator
 
     ends = (
@@ -294,10 +274,7 @@ def legend_of_all(figure: Figure, handles: Sequence[Any], labels: Sequence[str],
 
 
 def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Thin a curve of more than ``most`` points, given as x values ``time`` and y values ``size``.
-
-    Keeps the lowest and highest point of each of ``most / 2`` pieces, so that no peak is lost.
-    """
+    """Thin a curve of over ``most`` points to the lowest and highest point of each of ``most / 2`` pieces."""
     if len(size) <= most:
         return time, size
     import numpy as np
@@ -311,20 +288,15 @@ def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tup
 
 @dataclass(frozen=True)
 class Picture:
-    """One drawing in all its forms: PNG for Markdown, SVG in the colours of the page's theme, and a narrow SVG for
-    phones.
-    """
+    """A drawing in all its forms."""
 
-    png: bytes
-    svg: str
+    png: bytes  # for Markdown
+    svg: str  # coloured by the page's theme
     narrow: str = ""  # the SVG for a phone
 
 
 def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) -> Picture:
-    """Render a figure in all forms; an emulated device is marked in the picture. Equal figures give equal bytes.
-
-    ``narrow``: the figure for phones, if there is one.
-    """
+    """Render a figure in all forms, with a mark on an emulated device. Equal figures give equal bytes."""
     import matplotlib
 
     if emulated:
@@ -353,9 +325,7 @@ def write_picture(path: Path, picture: Picture) -> None:
 
 
 def themed_file(svg: str) -> str:
-    """Return the SVG ``svg``, made for the HTML page, as the text of a file of its own, with the colours of both
-    themes.
-    """
+    """Return the HTML page's SVG ``svg`` as a file of its own, with the colours of both themes."""
     theme = f"<style>{style()}svg {{ color: var(--ink) }}</style>"
     return svg.replace("><", f">{theme}<", 1) + "\n"
 
@@ -366,19 +336,13 @@ def narrow_name(name: str) -> str:
 
 
 def picture_link(alt: str, name: str) -> str:
-    """Return an HTML <picture> element, for Markdown.
-
-    Windows up to :data:`PHONE` pixels show the narrow drawing, others the PNG.
-    """
+    """Return an HTML <picture> for Markdown: up to :data:`PHONE` pixels the narrow drawing, else the PNG."""
     source = f'<source media="(max-width: {PHONE}px)" srcset="{narrow_name(name)}"/>'
     return f'<picture>{source}<img src="{name}" alt="{alt}"/></picture>'
 
 
 def _laid_out(figure: Figure) -> None:
-    """Fix the positions of all elements, once.
-
-    Otherwise matplotlib would lay the figure out twice for each saved file.
-    """
+    """Fix the positions of all elements once; else matplotlib lays out twice for each saved file."""
     import matplotlib
 
     _plain_text(figure)
@@ -396,9 +360,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _plain_text(figure: Figure) -> None:
-    """Make the figure draw all its texts literally. matplotlib would treat text between two dollar signs as a
-    formula.
-    """
+    """Make the figure draw all texts literally. matplotlib would treat text between two dollar signs as a formula."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -434,10 +396,7 @@ def _variable(colour: str) -> str:
 
 
 def style() -> str:
-    """Return CSS that defines the colours of the light and the dark theme.
-
-    The system or the page's button selects one.
-    """
+    """Return CSS with the colours of the light and the dark theme, selected by the system or the page's button."""
     light, dark = (
         f"color-scheme: {scheme}; " + " ".join(f"{name}: {pair[index]};" for name, pair in THEME.items())
         for index, scheme in enumerate(("light", "dark"))

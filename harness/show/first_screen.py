@@ -1,7 +1,4 @@
-"""Makes the summary that a user reads in ten seconds: warnings, a line per comparison, a small table, next steps.
-
-Markdown, HTML and the terminal show the same :class:`FirstScreen`. Each figure is formatted here, once.
-"""
+"""Makes the summary that a user reads in ten seconds: warnings, a line per comparison, a small table, next steps."""
 
 from __future__ import annotations
 
@@ -71,14 +68,11 @@ VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no diff
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """The first screen of a report, made by :func:`first_screen`. Markdown, HTML and terminal show it.
-
-    ``beware``: missing and failed runs, and all undeclared differences. It comes first.
-    """
+    """The first screen of a report. Markdown, HTML and terminal show it."""
 
     question: str
     emulated: str
-    beware: tuple[str, ...]
+    beware: tuple[str, ...]  # missing and failed runs, and all undeclared differences; comes first
     headlines: tuple[Headline, ...]  # all comparisons, or of many only the best and the worst
     each: tuple[Headline, ...]  # one for each comparison, in the order of the scenario
     rows: tuple[tuple[str, ...], ...]
@@ -96,10 +90,7 @@ class FirstScreen:
 
     @property
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return the header and the rows of the table of comparisons.
-
-        A column without any figure is omitted, except the last.
-        """
+        """Return header and rows of the table of comparisons, without columns that have no figure except the last."""
         last = len(HEADER) - 1
         shown = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
         return tuple(HEADER[i] for i in shown), [tuple(row[i] for i in shown) for row in self.rows]
@@ -158,10 +149,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """Return a sentence on how much was measured: the fewest blocks and steps per block of an arm; "" without any.
-
-    The longest epoch of an arm, in steps, is the scale.
-    """
+    """Return a sentence on the fewest blocks and steps per block of an arm, and the longest epoch; "" without any."""
     measured = [arm for arm in arms if arm.blocks]
     if not measured:
         return ""
@@ -170,10 +158,9 @@ def _horizon(arms: Sequence[ArmReport]) -> str:
 
 
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
-    """Return all comparisons, and those that get a line of their own.
-
-    From :data:`COMPARISONS_MANY` comparisons on, only some get one: the best and the worst decided ones, and those with
-    a warning. All are then sorted by measured ratio, the fastest candidate first.
+    """Return all comparisons, and those that get a line of their own. From :data:`COMPARISONS_MANY` on, these are the
+    best and the worst decided ones, and those with a warning. All are then sorted by measured ratio, the fastest
+    candidate first.
     """
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
@@ -196,9 +183,7 @@ def _loader_fails(report: StudyReport, c: Comparison) -> bool:
 
 
 def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
-    """Return a line that counts the comparisons by verdict, for a report in which only some have a line of their
-    own.
-    """
+    """Return a line that counts the comparisons by verdict, for a report in which only some have their own line."""
     verdicts = Counter(
         VERDICTS[comparison.measured.verdict] for comparison in comparisons if isinstance(comparison, Comparison)
     )
@@ -219,9 +204,7 @@ def _decided(comparisons: Sequence[Comparison | NotCompared]) -> list[Comparison
 
 
 def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line per cause of "undecided": the number of comparisons, and the reason and remedy of the first of
-    them.
-    """
+    """Yield a line per cause of "undecided": the number of comparisons, and the first one's reason and remedy."""
     by_cause: dict[str, list[Comparison]] = {}
     for c in comparisons:
         if isinstance(c, Comparison) and c.measured.undecided is not None:
@@ -235,10 +218,7 @@ def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: Arm
 def _headline(
     report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
 ) -> Headline:
-    """Return the line of a comparison. ``with_data``: adds the baseline's cost of data.
-
-    ``once``: remedies that it omits, because one common line gives them for all comparisons.
-    """
+    """Return a comparison's line. ``with_data``: adds the cost of data. ``once``: remedies that it leaves out."""
     changed = change(report.study, c.baseline, c.candidate)
     candidate, baseline = names.short(c.candidate), names.short(c.baseline)
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
@@ -271,10 +251,7 @@ def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
 
 
 def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
-    """Return " on an …" with the emulated devices of a comparison, and the arm on a real one if there is one.
-
-    "" if no device is emulated.
-    """
+    """Return " on an …" with a comparison's emulated devices, and the arm on a real one; "" if none is emulated."""
     devices = emulated_devices(c)
     if devices is None:
         return ""
@@ -284,10 +261,7 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
 
 
 def _learned(m: Measured, *, emulated: bool) -> list[str]:
-    """Return at most one sentence on losses that make the speedup doubtful: diverged, different or not compared.
-
-    Empty if the losses agree, or if the verdict already names the problem.
-    """
+    """Return at most one sentence on losses that diverged, differ or were not compared; none if the verdict has it."""
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
@@ -339,10 +313,7 @@ def _or_none(one: Estimate) -> str:
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
-    """Return a line for each undeclared difference between arms. If there are too many, return one count per kind.
-
-    Differences in losses or repeated data are always listed.
-    """
+    """Return a line per undeclared difference; of too many a count per kind, except for losses and repeated data."""
     lines = difference_lines(comparisons)
     if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
@@ -369,10 +340,7 @@ _KINDS = {"host load": "host load by other processes", "fact": "facts of the run
 def difference_lines(
     comparisons: Sequence[Comparison | NotCompared], only: Collection[ConfoundKind] | None = None
 ) -> list[str]:
-    """Return a line per undeclared difference, with the comparisons that have it.
-
-    ``only``: kinds to include; None for all.
-    """
+    """Return a line per undeclared difference, with the comparisons that have it. ``only``: kinds; None for all."""
     pairs_by_line: dict[str, list[str]] = {}
     for c in comparisons:
         differing = c.confounds if isinstance(c, Comparison) else ()
@@ -408,10 +376,7 @@ class BarPart:
 
 @dataclass(frozen=True)
 class VerdictCard:
-    """Diagnosis of one attached program on the first screen, made by :func:`verdict_card`.
-
-    All texts are ready to print.
-    """
+    """Diagnosis of one attached program on the first screen, as texts that are ready to print."""
 
     kind: DiagnosisKind
     title: str  # the command, its steps, and the time of a step by the clock
@@ -423,10 +388,9 @@ class VerdictCard:
 
 
 def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
-    """Return the diagnosis of the study's program; None if no arm has one (only attached programs are diagnosed).
-
-    With several ranks, it describes the rank that works longest in a step, because the others wait for it.
-    ``compared``: line of the only comparison. It replaces the diagnosis, and the card then describes the candidate.
+    """Return the diagnosis of the study's attached program; None if no arm has one. With several ranks, it describes
+    the rank that works longest in a step, because the others wait for it. ``compared``: line of the only comparison,
+    which replaces the diagnosis; the card then describes the candidate.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:

@@ -33,10 +33,7 @@ ALT = "Training and validation loss by step"
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return Markdown on validation losses and multiple-choice answers; "" if nothing was evaluated.
-
-    ``pictures``: names of the written pictures.
-    """
+    """Return Markdown on validation losses and multiple-choice answers; "" without. ``pictures``: written names."""
     if found is None:
         return ""
     parts = []
@@ -79,9 +76,7 @@ def _shortened(one: CurvesCompared, names: ArmNames) -> CurvesCompared:
 
 
 def agreement(one: CurvesCompared) -> str:
-    """Return a clause that two arms have identical losses, or where their losses first differ and by how much at
-    most.
-    """
+    """Return a clause that two arms have identical losses, or where these first differ and by how much at most."""
     pair = f"{one.candidate} and {one.baseline}"
     numbers = f"{one.training:,} training and {one.validation:,} validation losses"
     if not one.training and not one.validation:
@@ -105,9 +100,7 @@ def agreement(one: CurvesCompared) -> str:
 
 
 def _beyond(one: CurvesCompared) -> str:
-    """Return clauses on losses that the comparison leaves out: NaN or infinite ones, and those that one arm alone
-    has; else "".
-    """
+    """Return clauses on losses that the comparison leaves out (NaN, infinite, of one arm alone); else ""."""
     text = f"; {one.not_finite:,} of them NaN or infinite in an arm" if one.not_finite else ""
     for arm, losses in zip((one.baseline, one.candidate), one.alone, strict=True):
         text += f"; {losses:,} more of {arm} at steps that the other has no loss of" if losses else ""
@@ -125,10 +118,7 @@ def _relative(fraction: float) -> str:
 
 
 def cost(arms: Sequence[ArmCurves]) -> str:
-    """Return the number, time (s) and share of evaluation passes.
-
-    They run outside of steps, so no throughput includes them.
-    """
+    """Return the number, time (s) and share of evaluation passes, which no throughput includes."""
     passes = sum(arm.passes + arm.choice_passes for arm in arms)
     seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
@@ -198,9 +188,7 @@ def choice_parts(found: Learning, names: ArmNames) -> list[str]:
 
 
 def _asked(arm: ArmCurves) -> tuple[list[int], list[int]]:
-    """Return the numbers of questions in an arm's last passes, and the completed optimizer steps at those passes,
-    both sorted.
-    """
+    """Return the numbers of questions in an arm's last passes, and the optimizer steps before those passes, sorted."""
     return sorted({choice.questions or 0 for choice in arm.answers}), sorted(
         {choice.step + 1 for choice in arm.answers}
     )
@@ -232,10 +220,7 @@ def choices_json(arm: ArmCurves) -> dict[str, Json]:
 
 
 def target_section(found: Sequence[Learned], names: ArmNames) -> str:
-    """Return the table of steps, tokens and seconds to the target loss, with its note.
-
-    "" if the scenario has no target loss.
-    """
+    """Return the table of steps, tokens and seconds to the target loss, with its note; "" without a target loss."""
     if not found:
         return ""
     target = f"{found[0].target:g}"
@@ -269,10 +254,7 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
 
 
 def _reached_cell(one: Learned) -> str:
-    """Format ``5 of 5``: runs that reached the target loss.
-
-    Adds how many of them ended above it again, and failed runs.
-    """
+    """Format ``5 of 5``: runs that reached the target loss; adds failed runs and those that ended above it again."""
     text = f"{one.reached} of {one.runs}"
     text += f"; {one.left} ended above it again" if one.left else ""
     return text + (f"; {one.failed} more failed" if one.failed else "")

@@ -29,14 +29,11 @@ DIAGNOSED = (CODE, GC, "compiled")  # Kinds of causes that are parts of a step.
 
 @dataclass(frozen=True)
 class Headline:
-    """One line of the first screen, on a comparison or an arm: ``SUBJECT: FINDING. SUPPORT``.
-
-    ``support`` is whole sentences or "".
-    """
+    """One line of the first screen, on a comparison or an arm: ``SUBJECT: FINDING. SUPPORT``."""
 
     subject: str
     finding: str
-    support: str
+    support: str  # whole sentences or ""
 
     @property
     def text(self) -> str:
@@ -79,9 +76,8 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 
 def cause_findings(arm: ArmReport) -> list[str]:
-    """Return the recorded causes of slow steps that no diagnosis of the arm covers, one text each.
-
-    A cause of the same kind as the first diagnosis is listed without its time, which the diagnosis gives.
+    """Return the recorded causes of slow steps that no diagnosis of the arm covers, one text each. A cause of the same
+    kind as the first diagnosis is listed without its time, which the diagnosis gives.
     """
     diagnosed = {SETTINGS_BY_REMEDY.get(diagnosis.remedy) for diagnosis in arm.diagnoses}
     headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # The diagnosis already gives this cost.
@@ -93,10 +89,7 @@ def cause_findings(arm: ArmReport) -> list[str]:
 
 
 def _with_evaluations(arm: ArmReport, step: str) -> str:
-    """Return ``step`` (text on the time of a step).
-
-    If evaluations run within some steps, sentences on their share precede it.
-    """
+    """Return ``step`` (text on the time of a step), after sentences on evaluations if some steps contain them."""
     hidden = arm.unseen
     if hidden is None or not hidden.evaluating_steps or hidden.evaluating >= 1:
         return step
@@ -111,10 +104,8 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
-    """Return a clause on fast and slow steps with the mean of each kind.
-
-    None if all steps are of one kind, or if the few slow ones are listed as long steps anyway. Steps far longer than
-    both kinds form a third one. Otherwise they would move the slow kind's mean to a value that no step has.
+    """Return a clause on the means of fast and slow steps; None for one kind, or if the slow ones are long steps
+    anyway. Steps far longer than both are a third kind, so that they do not move the slow kind's mean.
     """
     kinds, long = totals.step_kinds, totals.long_steps
     exception = kinds is not None and kinds.above_share <= LONG_STEPS_SHARE_MAX
@@ -144,10 +135,7 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
 
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
-    """Return warnings, with remedies, about loader workers that repeat each other's batches or deliver none.
-
-    ``name``: the arm's name in the text.
-    """
+    """Return warnings with remedies on loader workers that repeat batches or deliver none. ``name``: of the arm."""
     remedy = "split its items by worker (torch.utils.data.get_worker_info)"
     warnings = []
     if arm.copies:
@@ -189,9 +177,7 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return a line per arm that tokenizes with another library than the tokenizer's own, with the proof that both
-    agree.
-    """
+    """Return a line per arm that tokenizes with another library than the tokenizer's own, with proof of agreement."""
     return [
         Headline(names.short(arm.name), f"encodes with {arm.tokenizer_engine}", capitalised(f"{arm.tokenizer_proof}."))
         for arm in arms
@@ -200,10 +186,7 @@ def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
-    """Return a line on the ranks of one program: which of them waits longest for data, and if the others wait for it.
-
-    Empty with fewer than two ranks. ``gain``: possible speedup of all ranks together; None if not recorded.
-    """
+    """Return a line on which rank waits longest for data, and if others wait for it; empty for fewer than two ranks."""
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and arm.totals.phase_ms]
     if len(ranks) < 2:
         return []
@@ -240,10 +223,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """Return a sentence on whether the other ranks wait for the rank ``last``, which fetches longest.
-
-    ``longest``: the other ranks' longest wait for data, formatted. ``gain``: None if not recorded.
-    """
+    """Return a sentence on whether the other ranks, which wait ``longest`` at most, wait for the rank ``last``."""
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. It was not recorded whether they then wait for {last}."
@@ -319,10 +299,7 @@ def _data(arm: ArmReport) -> str:
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
-    """Return sentences on how long the device is idle per step while the host of an attached program waits for data.
-
-    ``fetch_ms``: the host's wait for data, per step.
-    """
+    """Return sentences on the device's idle time per step while the host waits ``fetch_ms`` per step for data."""
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
@@ -354,11 +331,7 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
 
 
 def _gain(arm: ArmReport) -> str:
-    """Return sentences on the speedup without any data work, measured by the ideal-data control and predicted by
-    replay.
-
-    Adds a reason if both disagree. "" if neither is known and nothing else is noteworthy.
-    """
+    """Return sentences on the speedup without data work, measured and predicted, and on a disagreement; else ""."""
     explained = arm.explained
     measured, replayed = explained.ideal_measured, explained.ideal_predicted if explained.within_tolerance else None
     parts = []
@@ -383,9 +356,7 @@ def _gain(arm: ArmReport) -> str:
 
 
 def control_findings(arm: ArmReport) -> list[str]:
-    """Return what the controls of ``arm`` measured: the speedup without data work, and the results of slowdown
-    injections.
-    """
+    """Return what an arm's controls measured: the speedup without data work, and the slowdown injections."""
     measured = arm.explained.ideal_measured
     return [*([] if measured is None else [_measured_gain(arm, measured)]), *(line.text for line in _dose_lines(arm))]
 
@@ -399,10 +370,7 @@ def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
-    """Format ``1.020x as fast (1.010x to 1.030x)``.
-
-    ``kinds``: speedups of two kinds of blocks, formatted instead; None for one kind.
-    """
+    """Format ``1.020x as fast (1.010x to 1.030x)``. ``kinds``: two kinds of blocks, formatted instead; None for one."""
     uneven = arm.totals.uneven
     if kinds is None or uneven is None:
         return f"{ratio(one.median)} as fast{_range(one)}"
@@ -414,9 +382,8 @@ def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:
-    """Return True if measured and replayed speedup disagree: their intervals are over :data:`WITNESSES_WITHIN` apart.
-
-    If one has no interval, return True if the medians differ by more than :data:`REPLAY_ERROR_MAX`.
+    """Return True if measured and replayed speedup disagree: their intervals are over :data:`WITNESSES_WITHIN` apart,
+    or without an interval their medians over :data:`REPLAY_ERROR_MAX`.
     """
     ends = [
         (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (measured, replayed)
@@ -429,10 +396,7 @@ def _apart(measured: Estimate, replayed: Estimate) -> bool:
 
 
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
-    """Return a sentence with a possible reason why measured and replayed speedup disagree.
-
-    Hidden data work can slow the step, or a wait can have another cause than data work.
-    """
+    """Return a sentence on why measured and replayed speedup may disagree: hidden data work, or other waits."""
     if measured.median < replayed.median:
         possible_reason = "part of the wait may have another cause than data work"
     elif sum(arm.totals.hidden_ms.values()) > 0:
@@ -446,10 +410,7 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
 
 
 def _restarts(arm: ArmReport) -> str:
-    """Return a sentence on the cost of restarting the loader at ends of epochs, which replay cannot remove.
-
-    "" if that cost is small or unknown.
-    """
+    """Return a sentence on the cost of loader restarts between epochs, which replay keeps; "" if small or unknown."""
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so no figure includes the cost of restarting the loader."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:
@@ -464,10 +425,7 @@ def _restarts(arm: ArmReport) -> str:
 
 
 def _sampler(arm: ArmReport) -> str:
-    """Return a sentence on a slow sampler. It runs in the main thread, so more workers do not help.
-
-    "" if it is fast.
-    """
+    """Return a sentence on a slow sampler, which runs in the main thread, so workers do not help; "" if fast."""
     if arm.unseen is None or arm.unseen.sampling <= RESTART_SHARE_MAX:
         return ""
     step_ms = _mean_ms(arm)

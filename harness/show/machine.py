@@ -17,10 +17,7 @@ LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
 
 
 def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems: Sequence[str] = ()) -> str:
-    """Return Markdown with the load of host and devices during measured steps; "" if all arguments are empty.
-
-    ``problems``: what the probes could not measure, a line each.
-    """
+    """Return Markdown with the load of host and devices during measured steps, and the probes' problems; else ""."""
     parts = []
     if loads:
         parts += ["### Host", _host_table(loads), HOST_NOTE]
@@ -85,9 +82,7 @@ HOST_NOTE = (
 
 
 def _limits(load: HostLoad) -> str:
-    """Return the CPU quota and memory limit of the run's cgroup, and how close the run came to them; "" without a
-    limit.
-    """
+    """Return the CPU quota and memory limit of the run's cgroup, and how near the run came; "" without a limit."""
     limits = []
     if load.quota_cores is not None:
         share = load.throttled_share
@@ -171,10 +166,7 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
 
 
 def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
-    """Return {mark: (look, meaning)} for the legend of the step chart.
-
-    "outlier" is always there, "evaluation" only if it occurs.
-    """
+    """Return {mark: (look, meaning)} for the legend of the step chart; "evaluation" only if it occurs."""
     recorded = {mark for times in found for mark in times.mark}
     outliers = "outliers (those outside of all phases write a checkpoint)" if "checkpoint" in recorded else "outliers"
     shown = {"outlier": ("rings are", outliers)}
@@ -182,9 +174,6 @@ def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
 
 
 def at_once(found: Sequence[StepTimes]) -> bool:
-    """Return True if the first runs of all arms (at least two) share a period of time.
-
-    The picture then connects each arm's steps by a line.
-    """
+    """Return True if the first runs of all arms (at least two) share a period of time; the picture connects them."""
     firsts = {times.arm: times for times in reversed(found)}.values()
     return len(firsts) > 1 and max(times.start_s[0] for times in firsts) < min(times.start_s[-1] for times in firsts)

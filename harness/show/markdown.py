@@ -15,17 +15,7 @@ from harness.show import advice, cost, learning, machine, numbers, profile, rank
 from harness.show.first_screen import FirstScreen, VerdictCard, difference_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence_parts
-from harness.show.tables import (
-    NOT_MEASURED,
-    bulleted,
-    code,
-    column_table,
-    fenced,
-    joined,
-    number_cell,
-    safe,
-    table,
-)
+from harness.show.tables import NOT_MEASURED, bulleted, code, column_table, fenced, joined, number_cell, safe, table
 from harness.show.text.doubts import probe_problem_lines
 from harness.show.timeline.model import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
@@ -45,14 +35,11 @@ BAR_HEADER = ("part of a step", "time", "share")
 
 @dataclass(frozen=True)
 class Section:
-    """Part of a report: ``text`` is Markdown without the heading; "" as title means no heading.
+    """Part of a report."""
 
-    ``card``: the HTML page draws its bar above the text.
-    """
-
-    title: str
-    text: str
-    card: VerdictCard | None = None
+    title: str  # "" means no heading
+    text: str  # Markdown without the heading
+    card: VerdictCard | None = None  # its bar is drawn above the text of the HTML page
 
 
 @dataclass(frozen=True)
@@ -83,10 +70,8 @@ def page(
     files: RecordedFiles = NO_FILES,
     timeline_cut: Sequence[str] = (),
 ) -> Page:
-    """Return the whole report, which begins with ``screen``. ``pictures``: names of the files under plots/.
-
-    ``found``: results of the probes. ``files``: recorded files of profiled runs. ``timeline_cut``: what the timeline
-    omits, a sentence each.
+    """Return the whole report, which begins with ``screen``. ``pictures``: names of the files under plots/. ``files``:
+    recorded files of profiled runs. ``timeline_cut``: what the timeline omits, a sentence each.
     """
     names = screen.names
     plain = [arm for arm in report.arms if not arm.control]
@@ -150,17 +135,11 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         verdict = [*_card(screen.card, pictures), *([Section("", compared)] if compared else [])]
     steps = [f"{number}. {safe(line)}" for number, line in enumerate(screen.next_steps.ranked, start=1)]
     following = joined("\n".join(steps), safe(screen.next_note))
-    return [
-        Section("", "\n\n".join(top)),
-        *verdict,
-        *([Section("What to try next", following)] if following else []),
-    ]
+    return [Section("", "\n\n".join(top)), *verdict, *([Section("What to try next", following)] if following else [])]
 
 
 def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
-    """Return the sections of a verdict card: the diagnosis, a table of the step's parts, the chart of steps, and
-    findings.
-    """
+    """Return the sections of a verdict card: diagnosis, table of the step's parts, chart of steps, and findings."""
     rows = [(bar_part.label, bar_part.ms, bar_part.percent) for bar_part in card.bar]
     findings = bulleted(map(safe, card.findings))
     return [
@@ -253,9 +232,7 @@ def how_to_read(report: StudyReport) -> str:
 
 
 def _data_order(report: StudyReport) -> str:
-    """Return a clause on the data of a study's blocks: the same order, another order, or consecutive parts of one
-    run.
-    """
+    """Return a clause on the data of a study's blocks: the same order, another one, or consecutive parts of one run."""
     study = report.study
     arms = [arm for arm in study.arms if arm.control is None]
     if any(COMMAND in arm.declared for arm in arms):

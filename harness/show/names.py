@@ -21,10 +21,7 @@ _PARTS = re.compile(r"[^-._ ]+[-._ ]*|[-._ ]+")
 
 
 class ArmNames:
-    """Short names of a study's arms for texts and tables.
-
-    Made once per report; ``names``: the full names, without controls.
-    """
+    """Short names of a study's arms, made once per report. ``names``: the full names, without controls."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(dict.fromkeys(names))
@@ -34,10 +31,7 @@ class ArmNames:
         return self._short.get(name, name)
 
     def pair(self, candidate: str, baseline: str) -> str:
-        """Return the label of a comparison: ``tokens vs text``; in a matrix with the settings that both share, as in
-
-        ``tokens vs text, bs4``.
-        """
+        """Return a comparison's label ``tokens vs text``; in a matrix with shared settings: ``tokens vs text, bs4``."""
         (first, _, point), (second, _, other_point) = (
             self.short(name).partition(" ") for name in (candidate, baseline)
         )
@@ -46,17 +40,11 @@ class ArmNames:
         return f"{self.short(candidate)} vs {self.short(baseline)}"
 
     def apart(self, one: str, other: str) -> str:
-        """Return the part of ``one`` that differs from ``other``, such as ``tokens``; the whole short name if no
-        part stands out.
-        """
+        """Return the part of ``one`` that differs from ``other`` (``tokens``); the whole short name if none does."""
         return self._compared(one, other)[1]
 
     def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
-        """Return (common beginning, differing part of ``one``, differing part of ``other``, common end) of two
-        short names.
-
-        Beginning and end are "" if no part stands out.
-        """
+        """Return (common beginning, rest of ``one``, rest of ``other``, common end); no ends if no part stands out."""
         one_parts, other_parts = (_PARTS.findall(self.short(name)) for name in (one, other))
         common_start = _shared(one_parts, other_parts)
         common_end = _shared(one_parts[common_start:][::-1], other_parts[common_start:][::-1])
@@ -105,10 +93,7 @@ class ArmNames:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """(short, full) pairs that explain the shortened names.
-
-        In a matrix they explain its keys and list the common settings.
-        """
+        """(short, full) pairs that explain shortened names, or a matrix's keys with the common settings."""
         if self._short == self._by_point and self._matrix is not None:
             shared = [("all arms", pair) for pair in self._matrix.shared]
             return [*((brief.rstrip("="), key) for key, brief in self._matrix.brief.items()), *shared]
@@ -137,13 +122,10 @@ class ArmNames:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Names of the arms of a matrix, made by :func:`_matrix`. ``brief``: abbreviation of each varying key.
+    """Names of the arms of a matrix."""
 
-    ``shared``: ``key=value`` settings that all arms have.
-    """
-
-    brief: Mapping[str, str]
-    shared: tuple[str, ...]
+    brief: Mapping[str, str]  # abbreviation of each varying key
+    shared: tuple[str, ...]  # ``key=value`` settings that all arms have
 
     def short(self, name: str) -> str:
         arm, pairs = _split(name)
@@ -192,10 +174,7 @@ def _without_shared(names: Sequence[str]) -> list[str]:
 
 
 def middle_out(name: str) -> str:
-    """Return ``name`` with … in place of its middle if it exceeds :data:`NAME_LONGEST`.
-
-    Names of arms mostly differ at the ends.
-    """
+    """Return ``name`` with … for its middle if over :data:`NAME_LONGEST`: names of arms mostly differ at the ends."""
     half = (NAME_LONGEST - 1) // 2
     return name if len(name) <= NAME_LONGEST else f"{name[:half]}…{name[-half:]}"
 
@@ -214,10 +193,7 @@ _NOTHING = (None, 0, False, "", _MISSING)
 
 
 def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
-    """Return the only difference between both arms' settings, as in ``4 loader workers instead of 0``.
-
-    None if several settings differ, or if the arm's name says more than the value (``true``).
-    """
+    """Return the only different setting: ``4 loader workers instead of 0``; None if several, or if a name says more."""
     configs = [_config(study, name) for name in (baseline, candidate)]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     differs = {key: pair for key in keys if (pair := [config.get(key, _MISSING) for config in configs])[0] != pair[1]}

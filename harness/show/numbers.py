@@ -80,9 +80,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
 
 
 def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return three Markdown tables with speed, data work and model figures (FLOP/s, MFU, loss) of the arms, and a
-    note.
-    """
+    """Return three Markdown tables of the arms (speed, data work, model figures such as MFU and loss), and a note."""
     blocks = " or ".join(map(str, sorted({arm.blocks for arm in shown})))
     reasons = dict.fromkeys(missing for arm in shown if (missing := mfu_reason(arm.speed.no_mfu)))
     peaks = dict.fromkeys(arm.speed.mfu_of for arm in shown if arm.speed.mfu is not None)
@@ -113,10 +111,7 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _padding(shown: Sequence[ArmReport]) -> str:
-    """Return a remark that model FLOPs count padding too, with the share of trained positions.
-
-    "" if there is little padding.
-    """
+    """Return a remark that model FLOPs count padding, with the share of trained positions; "" for little padding."""
     shares = sorted(
         arm.totals.useful_fraction
         for arm in shown
@@ -177,10 +172,7 @@ def _loss(totals: ArmTotals) -> str:
 
 
 def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
-    """Return two tables on the data paths, alone and in training, with notes.
-
-    "" if the scenario does not ask for them.
-    """
+    """Return two tables on the data paths, alone and in training, with notes; "" if the scenario has none."""
     if not found:
         return ""
     baselines = list(dict.fromkeys(path.baseline for path in found))
@@ -289,9 +281,7 @@ def _parts(known: Mapping[str, str]) -> str:
 
 
 def claim_sentence(one: JudgedClaim, names: ArmNames) -> str:
-    """Return the verdict on a claim: ``"Batching makes tokenization faster": does not hold here: 1.03x [...] (a
-    against b).``
-    """
+    """Return a claim's verdict: ``"Batching is faster": does not hold here: 1.03x [...] (a against b).``"""
     kind = one.kind
     reference = "" if one.baseline is None else f" against {names.short(one.baseline)}"
     figure, comparative = "nothing was measured", ""
@@ -329,10 +319,7 @@ def _why_open(one: JudgedClaim) -> str:
 
 
 def _most(one: JudgedClaim) -> str:
-    """Return a clause on the speedup that the arm's processes and cores can give at most.
-
-    "" if that maximum is unknown, or if it contradicts neither the claim nor the measurement.
-    """
+    """Return a clause on the most speedup that an arm's processes and cores allow; "" if unknown or uncontradicted."""
     if one.processes is None or one.cores is None or one.figure is None:
         return ""
     speedup_max = min(one.processes, one.cores)
@@ -344,9 +331,7 @@ def _most(one: JudgedClaim) -> str:
 
 
 def _limits(one: JudgedClaim) -> str:
-    """Return clauses on what weakens the verdict: other differences of the arms, equal tokenization, no A/A
-    control; else "".
-    """
+    """Return clauses on what weakens the verdict: other differences, equal tokenization, no A/A control; else ""."""
     text = f"; both have data.tokenize {one.untested}, so the claim was not tested" if one.untested else ""
     if one.differs:
         keys = listing([*one.differs[:CLAIM_KEYS_NAMED], *(["others"] if len(one.differs) > CLAIM_KEYS_NAMED else [])])

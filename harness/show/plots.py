@@ -95,19 +95,15 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
 
 
 def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture | None:
-    """Return the picture that ``make`` draws, once on a wide and once on a narrow sheet.
-
-    None if ``make`` returns None.
-    """
+    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None if ``make`` returns None."""
     if (wide := make(WIDE)) is None:
         return None
     return drawn(wide, emulated, make(NARROW))
 
 
 def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw for each comparison the ratio in isolation, the ceiling, and the ratio in training with its interval.
-
-    All three are ratios of speed in positions/s. If the arms pad differently, a hollow mark shows trained tokens/s too.
+    """Draw for each comparison the ratio in isolation, the ceiling, and the ratio in training with its interval. All
+    are ratios of positions/s. If the arms pad differently, a hollow mark shows trained tokens/s too.
     """
     rows = row_axes(len(comparisons), 0.62, 2.0, sheet, lines=4)
     axes = rows.axes
@@ -198,11 +194,7 @@ def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WI
 
 
 def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw a bar per arm: the mean milliseconds per step by phase, or of the device by cause of idleness if it is
-    asynchronous.
-
-    The time to fetch a batch is split by the stages that the step waited for.
-    """
+    """Draw a bar per arm: mean ms per step by phase; on an asynchronous device, by cause of its idleness."""
     rows = row_axes(len(arms), 0.36, 2.0, sheet, lines=2)
     figure, axes = rows.figure, rows.axes
     handles: dict[str, Any] = {}
@@ -238,9 +230,7 @@ def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
 
 
 def steps(found: Sequence[StepTimes], names: ArmNames) -> Picture:
-    """Draw the time of each step (ms) over the time of the study (s), one colour per arm, and mark outliers and
-    evaluations.
-    """
+    """Draw each step's time (ms) over the study's time (s), a colour per arm; mark outliers and evaluations."""
     figure, axes = WIDE.plot(STEPS_HEIGHT)
     for index, arm in enumerate(dict.fromkeys(run.arm for run in found)):
         points = [point for run in found if run.arm == arm for point in zip(run.start_s, run.wall_ms, strict=True)]
@@ -275,10 +265,7 @@ _CAUSE_COLOURS = {"python": "other"}
 
 
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
-    """Return (colour key, milliseconds, legend label) of the pieces of an arm's bar, from left to right.
-
-    They divide the device's time if it is asynchronous, else the time of the host's main thread.
-    """
+    """Return (colour key, ms, legend label) of an arm's bar in order: of an asynchronous device, else of the host."""
     if arm.totals.starved_ms:
         idle = [(_CAUSE_COLOURS.get(cause, cause), arm.totals.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
         upper = max(0.0, sum(arm.totals.phase_ms.values()) - sum(arm.totals.starved_ms.values()))
@@ -293,10 +280,7 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
 
 
 def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure | None:
-    """Draw the chain of each comparison as a line of ratios, for at most :data:`MOST_LINES`.
-
-    None if no chain has two ratios.
-    """
+    """Draw each comparison's chain of ratios as a line, at most :data:`MOST_LINES`; None without two ratios in one."""
     lines = []
     for c in comparisons:
         ratios = {link.name: link.ratio for link in chain(c) if link.ratio is not None and link.name in STATIONS}
@@ -337,10 +321,7 @@ def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE)
 
 
 def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
-    """Label one axis with the links of the chain and the other with ratios. ``values``: all ratios that it must show.
-
-    A narrow sheet lists the links from top to bottom.
-    """
+    """Label one axis with the links (on a narrow sheet downwards), the other with ratios that span ``values``."""
     low, high = min(0.9, *values) * 0.9, max(1.5, *values) * 1.1
     ends, text = (-0.3, len(STATIONS) - 0.7), "how many times as fast (log scale)"
     style: dict[str, Any] = {"color": RULE, "linewidth": 1, "linestyle": "--"}
@@ -358,10 +339,7 @@ def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
 
 
 def memory(profiles: Sequence[TorchProfile], sheet: Sheet = WIDE) -> Figure | None:
-    """Draw the allocated memory of the main processes over time, for at most :data:`MEMORY_CURVES_MAX`.
-
-    None if not recorded.
-    """
+    """Draw the main processes' allocated memory over time, at most :data:`MEMORY_CURVES_MAX`; None if not recorded."""
     rows = [(profile.arm, curve) for profile in profiles for curve in profile.memory if curve.role == "main"]
     if not rows:
         return None

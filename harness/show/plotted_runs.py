@@ -41,22 +41,17 @@ NO_NAMES = (
 
 @dataclass(frozen=True, eq=False)
 class CurveSource:
-    """Curves of one run and what :func:`named` can name it by. ``place``: its path. ``arm``: None outside a study.
-
-    ``config``: None if unknown.
-    """
+    """Curves of one run, and what :func:`named` can name it by."""
 
     run: PlottedRun
     place: Path
-    arm: str | None = None
-    config: JsonObject | None = None
+    arm: str | None = None  # missing outside a study
+    config: JsonObject | None = None  # None if unknown
 
 
 def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[PlottedRun]:
-    """Return the runs at ``paths``, named by what differs between them.
-
-    ``tokens_per_step``: only for llm.c logs, which do not contain it; None draws them over steps only. Raise InputError
-    if a path contains no run, or if a run has no losses.
+    """Return the runs at ``paths``, named by what differs between them. ``tokens_per_step``: of llm.c logs, which lack
+    it; None draws them over steps only. Raise InputError for a path without a run, or a run without losses.
     """
     return named([source for path in paths for source in _brought(path, tokens_per_step)])
 
@@ -86,10 +81,7 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
 
 
 def _of_training(path: Path) -> CurveSource:
-    """Read the curves of a training's folder from its tables, which also cover parts that ended by a kill.
-
-    Raise InputError without any loss.
-    """
+    """Read a training's curves from its tables, which also cover killed parts. Raise InputError without any loss."""
     losses = read_losses(path / LOSSES)
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
@@ -126,10 +118,7 @@ def _tables(
 
 
 def _of_study(path: Path) -> list[CurveSource]:
-    """Return the curves of each arm's first finished run with losses, without controls.
-
-    Raise InputError without any.
-    """
+    """Return the curves of each arm's first finished run with losses, no controls. Raise InputError without any."""
     sources: dict[str, CurveSource] = {}
     study = StudyFolder(path)
     study.read_study()  # Raises an error of one line if the file is damaged.
@@ -172,10 +161,8 @@ def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
 
 
 def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
-    """Return the curves of an llm.c log, unnamed.
-
-    Its HellaSwag score becomes ``acc_tokens``, over an unknown number of questions. ``tokens_per_step``: None leaves
-    the token axis unknown.
+    """Return the curves of an llm.c log, unnamed. Its HellaSwag score becomes ``acc_tokens``, over an unknown number of
+    questions. ``tokens_per_step``: None leaves the token axis unknown.
     """
     training = curve([(row.step + 1, row.loss) for row in log.training])
     validation = curve([(row.updates, row.value) for row in log.validation])
@@ -198,9 +185,8 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
-    """Return names by the settings in which the runs differ, such as ``learning_rate 0.001``.
-
-    None if a configuration is unknown, if more than :data:`RUN_KEYS_MAX` settings differ, or if names would be equal.
+    """Return names by the settings that differ, such as ``learning_rate 0.001``. None if a configuration is unknown,
+    over :data:`RUN_KEYS_MAX` settings differ, or names would be equal.
     """
     flats: list[Mapping[str, Json]] = [flatten(source.config) for source in sources if source.config is not None]
     if len(flats) != len(sources) or len(sources) < 2:
@@ -223,9 +209,7 @@ def _setting(key: str, value: Json) -> str:
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
-    """Return names by the part in which paths differ (``b`` of /x/b beside /x/a), with the arm if known: ``b:
-    plain``.
-    """
+    """Return names by the part in which paths differ (``b`` of /x/b beside /x/a), with a known arm: ``b: plain``."""
     places = [Path(normpath(source.place.absolute())) for source in sources]  # normalized, because ".." is no name
     if len(set(places)) == 1:
         return [source.arm or path.name for source, path in zip(sources, places, strict=True)]
@@ -236,10 +220,7 @@ def _by_place(sources: Sequence[CurveSource]) -> list[str]:
 
 
 def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list[list[str]]:
-    """Return table rows: the header, then lowest losses, hours and cost of each run. Steps are completed steps.
-
-    A column has the last share of right answers by ``measure``; None: :func:`best_measure`. No column without answers.
-    """
+    """Return a header and a row per run: lowest losses, hours, cost, and the last share of right answers, if any."""
     with_choices = [run for run in runs if run.choices]
     share_measure = measure or (best_measure(with_choices) if with_choices else None)
     header = [*HEADER, *([f"multiple choice, {share_measure}"] if share_measure else []), "hours", "USD"]
@@ -252,9 +233,7 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
 
 
 def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
-    """Return one JSON object per run: lowest losses, seconds, cost, and the last share of right answers by each
-    measure.
-    """
+    """Return a JSON object per run: lowest losses, seconds, cost, last share of right answers by each measure."""
     return [
         {
             "run": run.name,
@@ -287,10 +266,7 @@ def _record(values: Values) -> Json:
 
 
 def draw_losses(folder: Path, name: str) -> None:
-    """Draw loss.png from losses.csv in ``folder``; nothing if that file is missing or empty.
-
-    ``name``: for the title.
-    """
+    """Draw loss.png, titled ``name``, from losses.csv in ``folder``; nothing if that file is missing or empty."""
     rows = read_losses(folder / LOSSES) if (folder / LOSSES).exists() else []
     if rows:
         picture = loss_curve([row.step for row in rows], [row.tokens for row in rows], [row.loss for row in rows], name)

@@ -4,8 +4,7 @@
 
 # Shares of a step
 WORTH_SHARE = 0.01
-"""Share of a step. Hidden work, a wait for a core or a difference of two readings below it is not worth a sentence.
-tests/harness/show/test_policy.py"""
+"""Share of a step. Less hidden work, wait or difference gets no sentence. tests/harness/show/test_policy.py"""
 HARDLY_SHARE = 0.001
 """Share of a step. Below it a step "hardly waits" for data. tests/harness/show/test_policy.py"""
 WAITS_ALIKE_SHARE = 0.05
@@ -13,20 +12,17 @@ WAITS_ALIKE_SHARE = 0.05
 MEAN_APART_SHARE = 0.05
 """Share of the typical step. If the mean differs by more, both are given. tests/harness/show/test_policy.py"""
 BEHIND_SHARE = 0.75
-"""Share of hidden work. Phases that hide as much are named; else work is hidden "behind the step".
-tests/harness/show/test_policy.py"""
+"""Share of hidden work. Phases that hide it are named, else "the step". tests/harness/show/test_policy.py"""
 BEHIND_PHASES = 2
 """Phases. If more are needed to hide that share, none is named. tests/harness/show/test_policy.py"""
 OPEN_SHARE = 0.01
 """Share of a step. Device time of unknown use below it decides nothing. tests/harness/show/test_policy.py"""
 PADDED_SHARE = 0.9
-"""Share of positions with a label. Below it a note says that model FLOPs include padding.
-tests/harness/show/test_policy.py"""
+"""Share of positions with a label. Below it, a note on padding in FLOPs. tests/harness/show/test_policy.py"""
 
 # Causes of slow steps
 WAIT_SHARE = 0.005
-"""Share of a step. Shorter waits for the device, copies and parts of a step are left out.
-tests/harness/show/test_policy.py"""
+"""Share of a step. Shorter waits for the device and parts are left out. tests/harness/show/test_policy.py"""
 SPENT_SHARE_MIN = 0.05
 """Share of a step. Own code and garbage collections that take less are left out. tests/harness/show/test_policy.py"""
 CAUSE_PLACES = 3
@@ -42,29 +38,23 @@ BAR_PARTS_MAX = 5
 FINDINGS_SHOWN = 3
 """Findings beside the diagnosis. More are in the details. tests/harness/show/test_verdict_card.py"""
 COMMAND_LONGEST = 40
-"""Characters of the command in the first line; the beginning of a longer one is left out.
-tests/harness/show/test_verdict_card.py"""
+"""Characters of the command in the first line; its end is kept. tests/harness/show/test_verdict_card.py"""
 
 # Comparisons
 DOUBLED_SPEED = 1.0
-"""Fraction. A resolution above it is given as "not even a 2x change": its figure means nothing.
-tests/harness/show/test_policy.py"""
+"""Fraction. A resolution above it is meaningless: "not even a 2x change". tests/harness/show/test_policy.py"""
 SMALL_CEILING = 0.03
-"""Fraction of the speed. If no data work at all gains less, a repetition is only advised for other changes.
-tests/harness/show/test_policy.py"""
+"""Fraction of the speed. If data work costs less, repeat for other changes only. tests/harness/show/test_policy.py"""
 LOPSIDED_RATIO = 2.0
-"""Times. If an undetected loss may be this much larger than an undetected gain, both limits are given.
-tests/harness/show/test_policy.py"""
+"""Undetected loss / undetected gain. From here on both limits are given. tests/harness/show/test_policy.py"""
 LOPSIDED_SHARE = 0.02
 """Fraction of the speed. A smaller undetected loss misleads no reader. tests/harness/show/test_policy.py"""
 
 # How many
 COMPARISONS_MANY = 6
-"""Comparisons. From here on only the best, the worst and those with a warning have a line.
-tests/harness/show/test_first_screen.py"""
+"""Comparisons. From here on only some have a line of their own. tests/harness/show/test_first_screen.py"""
 REMEDY_REPEATS = 3
-"""Comparisons that ask for the same remedy. Above it the remedy has one line.
-tests/harness/show/test_first_screen.py"""
+"""Comparisons with the same remedy. Above it, all share one line. tests/harness/show/test_first_screen.py"""
 DIFFERENCES_SHOWN = 4
 """Undeclared differences on the first screen. More are counted by kind. tests/harness/show/test_first_screen.py"""
 STEPS_ADVISED = 5
@@ -82,8 +72,7 @@ RUNS_NAMED = 3
 
 # Letters and digits
 NAME_FITS = 24
-"""Characters. Names of arms up to it stay as they are: the tables of a page have room.
-tests/harness/show/test_names.py"""
+"""Characters. Shorter names stay: the tables of a page have room. tests/harness/show/test_names.py"""
 NAME_LONGEST = 34
 """Characters of a shortened name. The middle of a longer one is left out. tests/harness/show/test_names.py"""
 SMALLEST_SHARE = 0.0005
@@ -100,15 +89,13 @@ PICTURE_ROWS_MAX = 60
 MEMORY_CURVES_MAX = 8
 """Processes in the picture of memory; others are counted. tests/harness/show/test_drawn_policy.py"""
 BANDS_MAX = 3
-"""Runs. Above it intervals hide one another, and only the last of each is drawn.
-tests/harness/show/test_drawn_policy.py"""
+"""Runs. With more, only the last interval of each is drawn. tests/harness/show/test_drawn_policy.py"""
 SMOOTHED_STEPS_MAX = 50
 """Steps that a point of a mean covers, at most. tests/harness/show/test_drawn_policy.py"""
 SMOOTHED_FRACTION = 20
 """Times the steps of a mean. A shorter curve is drawn without its mean. tests/harness/show/test_drawn_policy.py"""
 LOG_SPAN = 4
-"""Ratio of the largest to the least swept value. Above it the axis is logarithmic.
-tests/harness/show/test_drawn_policy.py"""
+"""Largest / least swept value. Above it the axis is logarithmic. tests/harness/show/test_drawn_policy.py"""
 
 # Tables and names
 OPERATORS_LISTED = 15
@@ -138,8 +125,7 @@ RUN_KEYS_MAX = 2
 STRAGGLER_SHARE_MIN = 0.01
 """Share of a step. A rank that others wait for less is no straggler. tests/harness/show/test_drawn_policy.py"""
 WAITED_SHARE_MAX = 0.05
-"""Share of a step. Longer waits for other ranks are stated, with or without a known straggler.
-tests/harness/show/test_drawn_policy.py"""
+"""Share of a step. Longer waits for other ranks are always stated. tests/harness/show/test_drawn_policy.py"""
 RANK_KEYS_NAMED = 4
 """Settings in which the arms differ that a line names; others are "others". tests/harness/show/test_drawn_policy.py"""
 
@@ -147,8 +133,6 @@ RANK_KEYS_NAMED = 4
 TIMELINE_STEPS = 20
 """Steps of each run, if the scenario does not set probes.timeline_steps. tests/harness/show/test_drawn_policy.py"""
 SAMPLE_MARGIN_NS = 500_000_000
-"""Nanoseconds. A sample describes the time before it: one taken so soon after a window belongs to it.
-tests/harness/show/test_drawn_policy.py"""
+"""Nanoseconds. A sample taken this soon after a window describes it. tests/harness/show/test_drawn_policy.py"""
 SAMPLE_GAP_NS = 1_000_000
-"""Nanoseconds. py-spy reads threads one after the other: samples of one moment lie within this.
-tests/harness/show/test_drawn_policy.py"""
+"""Nanoseconds. py-spy's samples of one moment lie within this. tests/harness/show/test_drawn_policy.py"""

@@ -6,13 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from harness.explain.probes.samples import OUTSIDE, Place, Share, StackReport
-from harness.explain.probes.torch_profile import (
-    CutProfile,
-    LostProfile,
-    Operator,
-    RoleOperators,
-    TorchProfile,
-)
+from harness.explain.probes.torch_profile import CutProfile, LostProfile, Operator, RoleOperators, TorchProfile
 from harness.show.policy import (
     INNERMOST_FRAMES,
     KERNELS_LISTED,
@@ -40,10 +34,7 @@ PICTURE = "memory.png"
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
-    """Return Markdown on the operators, kernels and memory that torch.profiler recorded; "" without a profile.
-
-    ``pictures``: names of the written pictures.
-    """
+    """Return Markdown on operators, kernels and memory of torch.profiler; "" without. ``pictures``: names."""
     if not profiles:
         return ""
     parts = [OPERATORS_NOTE]
@@ -97,9 +88,7 @@ def _title(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
-    """Return a table of the most expensive operators: ms per profiled step for the main process, in total for a
-    worker.
-    """
+    """Return a table of the most expensive operators: ms per profiled step (main process), in total (worker)."""
     main = role.role == "main" and profile.steps > 0
     steps, per = (profile.steps, "a step") if main else (1, "in all")
     device = main and profile.operators.device_ms is not None
@@ -129,9 +118,7 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:
-    """Return the operators, the most expensive first: by host self time or (if ``device``) device time, whichever
-    is longer.
-    """
+    """Return the operators by cost: the larger of host self time and (``device``) device time, the largest first."""
     return sorted(
         operators, key=lambda operator: -max(operator.self_ms, (operator.device_ms or 0.0) if device else 0.0)
     )
@@ -181,10 +168,7 @@ LINKED = "/@=,+:"  # characters that need no quoting in a link, besides letters 
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
-    """Return Markdown on the functions that py-spy sampled; "" if nothing was sampled. ``reports``: by arm.
-
-    ``files``: by arm, the run's files as paths relative to the report.
-    """
+    """Return Markdown on the functions that py-spy sampled, by arm; "" without. ``files``: relative to the report."""
     parts = [_sampled_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
     return "\n\n".join([*parts, STACKS_NOTE]) if parts else ""
 
@@ -233,10 +217,7 @@ def _functions(report: StackReport) -> str:
 
 
 def _deepest(report: StackReport) -> str:
-    """Return a table with the most frequent stack of each place (phase or stage).
-
-    Only its innermost frames are shown.
-    """
+    """Return a table of the most frequent stack of each place (phase or stage), with its innermost frames."""
 
     def stack(place: Place) -> Markdown:
         frames = place.stacks[0].name.split(";")

@@ -29,9 +29,7 @@ CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
 
 
 def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line for each arm with several ranks, without controls: the rank that the others wait for, and the
-    waits.
-    """
+    """Yield a line per arm with several ranks, without controls: the rank that the others wait for, and the waits."""
     for arm in arms:
         if arm.ranks is not None and arm.control is None:
             subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"
@@ -69,10 +67,7 @@ def _kind(found: Scaling) -> str:
 
 
 def _scaled_by(found: Scaling, first: str) -> list[str]:
-    """Return sentences on what weakens the efficiency: other differences of the arms, or ranks that share cores.
-
-    ``first``: short name of the baseline.
-    """
+    """Return sentences on what weakens the efficiency against the arm ``first``: other differences, shared cores."""
     lines = []
     exceeds = (open_to := found.efficiency_range) is not None and open_to[0] > 1
     if found.differs:

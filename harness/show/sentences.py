@@ -1,7 +1,5 @@
-"""Writes the verdict of a comparison: measured result and certainty, possible gain, and reasons.
-
-A reader may decide on a week of device time by these lines. So every ratio has its interval, and every disagreement
-between estimates is reported.
+"""Writes the verdict of a comparison: measured result and certainty, possible gain, and reasons. Every ratio has its
+interval, and every disagreement between estimates is reported.
 """
 
 from __future__ import annotations
@@ -13,12 +11,7 @@ from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Measured
 from harness.judge.doubts import barred
-from harness.judge.policy import (
-    COARSE_RESOLUTION,
-    CORE_WAIT_SHARE_MAX,
-    SAME_TOKENS_WITHIN,
-    WITNESSES_WITHIN,
-)
+from harness.judge.policy import COARSE_RESOLUTION, CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN, WITNESSES_WITHIN
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.verdicts import Judged
 from harness.judge.waits import UnevenWaits, Waits
@@ -68,10 +61,7 @@ def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
 
 
 def emulated_devices(c: Comparison) -> str | None:
-    """Return the emulated devices for the text after "on an", such as ``emulated gh200``.
-
-    None if all devices are real.
-    """
+    """Return the emulated devices for the text after "on an" (``emulated gh200``); None if all are real."""
     return " and an ".join(c.explained.emulated) or None
 
 
@@ -82,18 +72,12 @@ def believed_ratio(c: Comparison) -> Estimate | None:
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
-    """Return the ratio that replay predicts for :attr:`Measured.ratio`, also if its error is large.
-
-    None if not predicted.
-    """
+    """Return the ratio that replay predicts for :attr:`Measured.ratio`, however large its error; None without."""
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
 def _figures(m: Measured, baseline: str) -> str:
-    """Return the figures behind the finding in parentheses: ratio, interval, blocks and noise floor.
-
-    "" if the runs were too noisy for a ratio.
-    """
+    """Return ratio, interval, blocks and noise floor in parentheses; "" if the runs were too noisy for a ratio."""
     measured, together = m.ratio, m.together or m.ratio
     if barred(m.doubts, "ratio") is not None:
         return ""
@@ -114,10 +98,7 @@ def _figures(m: Measured, baseline: str) -> str:
 
 
 def _more_tokens(m: Measured) -> str:
-    """Return a clause on how many more tokens a step has; "" if as many.
-
-    Without it, a change of padding or batch size could be mistaken for a change of speed.
-    """
+    """Return a clause on how many more tokens a step has, which is no change of speed; "" if as many."""
     per_step = m.measured_per_step
     return (
         ""
@@ -136,10 +117,7 @@ def _floor(m: Measured, baseline: str) -> str:
 
 
 def _steps(m: Measured) -> str | None:
-    """Return a clause on the change of step time.
-
-    None if steps have as many tokens, or if the doubt about the ratio covers it.
-    """
+    """Return a clause on the change of step time; None for as many tokens, or if the doubt on the ratio covers it."""
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
@@ -159,10 +137,7 @@ def _steps(m: Measured) -> str | None:
 
 
 def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
-    """Return ``steps take 9 % less time (…)``, as the verdict ``judged`` on step time says.
-
-    None if it was not measured. ``speed``: how many times as fast the candidate's steps are.
-    """
+    """Return the verdict on ``speed``, that of steps: ``steps take 9 % less time (…)``; None if not measured."""
     if speed is None or judged is None:
         return None
     figures = f"({ratio(speed.median)} as fast, {interval(judged.of or speed)})"
@@ -183,10 +158,7 @@ def whose(arm: str, waits: Waits) -> str:
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
-    """Return ``range_ms``, the least and most wait for data per step, if events do not show when the device worked.
-
-    None if both ends hardly differ.
-    """
+    """Return ``range_ms`` (the least and most wait for data per step); None if unknown or narrow."""
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
@@ -196,10 +168,7 @@ def between(range_ms: tuple[float, float], step_ms: float) -> str:
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """Return a sentence on the range of the wait for data, if events do not show when the device worked.
-
-    "" if both ends hardly differ.
-    """
+    """Return a sentence on the range of the wait for data, if events do not decide it; "" for a narrow range."""
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -223,9 +192,7 @@ def in_blocks(uneven: UnevenWaits) -> str:
 
 
 def data_text(c: Comparison) -> str:
-    """Return one or two sentences: the time of the baseline's data work per step, and how much of it the step waits
-    for.
-    """
+    """Return sentences on the time of the baseline's data work per step, and how much of it the step waits for."""
     waits = c.measured.baseline_waits
     baseline = whose(c.baseline, waits)
     owner = "" if waits.ranks == 1 else f"{baseline} "
@@ -282,10 +249,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """Return the phases that hide at least :data:`BEHIND_SHARE` of the hidden work, the largest first.
-
-    "the step" if more than :data:`BEHIND_PHASES` are needed.
-    """
+    """Return the phases that hide :data:`BEHIND_SHARE` of the hidden work; "the step" if over :data:`BEHIND_PHASES`."""
     phases = sorted(hidden_behind_ms.items(), key=lambda item: -item[1])
     sums = list(accumulate(value for _, value in phases))
     enough = next((index + 1 for index, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(phases) + 1)
@@ -295,11 +259,7 @@ def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
 
 
 def _for_a_core(waits: Waits) -> str:
-    """Return "; a step waits N ms for a core", or "" if that wait is unmeasured or small.
-
-    With hidden data work the threshold is lower: the replay counts that work as free, although it takes cores from the
-    step.
-    """
+    """Return "; a step waits N ms for a core", or "" if unmeasured or small; hidden data work lowers the limit."""
     share_min = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
     if waits.contended_ms is None or waits.contended_ms < share_min * waits.step_ms:
         return ""
@@ -376,9 +336,8 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """Return a clause for each pair of estimates that contradict each other, such as prediction and measurement.
-
-    Their difference exceeds their intervals, the noise floor and :data:`WITNESSES_WITHIN`.
+    """Return a clause for each pair of estimates that contradict each other, such as prediction and measurement: they
+    differ by more than their intervals, the noise floor and :data:`WITNESSES_WITHIN`.
     """
     m, waits = c.measured, c.measured.baseline_waits
     dissent = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
@@ -417,7 +376,6 @@ def disagreements(c: Comparison) -> list[str]:
 
 
 def _hides(waits: Waits) -> bool:
-    """Return True if any data work of the arm runs hidden behind the step."""
     return sum(waits.hidden_ms.values()) > 0
 
 
@@ -442,9 +400,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """Return a clause for each slowdown injection that contradicts the ledger, for example awaited work that costs
-    nothing.
-    """
+    """Return a clause per slowdown injection that contradicts the ledger, as awaited work that costs nothing."""
     waits, contradictions = c.measured.baseline_waits, []
     for dose in c.explained.doses:
         exposed = waits.waited_ms if dose.what == "data" else waits.exposed_ms.get(dose.what)

@@ -48,9 +48,8 @@ def summary(
     cost: PredictedCost | None = None,
 ) -> dict[str, Json]:
     """Return the content of summary.json. An unmeasured figure is null (never NaN or 0), with its reason beside it.
-
-    ``found``: results of the probes. ``unread``: files of probes that could not be read, a line each. ``cost``: the
-    predicted cost; None without a budget.
+    ``unread``: files of probes that could not be read, a line each. ``cost``: the predicted cost; None without a
+    budget.
     """
     study = report.study
     optional: dict[str, Sequence[Json]] = {
@@ -102,18 +101,12 @@ def summary(
 
 
 def _fields(record: object, names: str, key: str = "{}") -> dict[str, Json]:
-    """Return attributes of ``record`` as plain data, by key. ``names``: attribute names, separated by spaces.
-
-    ``key``: format of each key, such as ``step_{}``.
-    """
+    """Return ``record``'s attributes ``names`` (separated by spaces). ``key``: format of each key: ``step_{}``."""
     return {key.format(name): plain_json(getattr(record, name)) for name in names.split()}
 
 
 def _data_path(one: DataPath) -> Json:
-    """Return a data path as plain data.
-
-    The cause of an undecided verdict stays under ``undecided``, its key in earlier versions.
-    """
+    """Return a data path as plain data. ``undecided``: the cause of an undecided verdict, as in earlier versions."""
     content = record_json(one)
     if one.steps is not None:
         content["steps"] = _fields(one.steps, "verdict resolution undecided of")
@@ -191,9 +184,7 @@ def _arm(arm: ArmReport) -> Json:
 
 
 def _wall(one: Wall) -> JsonObject:
-    """Return the step time by the clock, which is the sum of the step's parts, and the times of the whole program
-    by part.
-    """
+    """Return the step time by the clock (the sum of its parts), and the whole program's times by part."""
     return {**_fields(one, "steps step_ms"), "program": [{**record_json(part), "unit": "ms"} for part in one.program]}
 
 

@@ -46,10 +46,7 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Return a sentence on the value of the swept setting from which tokenization costs the step time.
-
-    If no value in the range is such a crossover, return the least or the largest cost instead.
-    """
+    """Return a sentence on the swept value from which tokenization costs step time, or on the least or largest cost."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
@@ -68,10 +65,8 @@ def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
 
 
 def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> Picture:
-    """Draw step time (ms) over the swept value, with and without tokenization.
-
-    ``arm``: the replayed arm. ``unswept``: prediction under only the other edits, with the measured step time.
-    ``checks``: (swept value, measured step time in ms) of other arms.
+    """Draw step time (ms) over the swept value, with and without tokenization. ``unswept``: prediction under only the
+    other edits. ``checks``: (swept value, measured step time in ms) of other arms.
     """
     wide, narrow = (sweep_figure(sweep, arm, unswept, checks, sheet) for sheet in (WIDE, NARROW))
     return drawn(wide, unswept.emulated, narrow)

@@ -70,10 +70,7 @@ def ratio_cell(estimate: Estimate | None) -> str:
 
 
 def interval_cell(estimate: Estimate | None, show: Callable[[float], str], unit: str = "") -> str:
-    """Format a median with its interval, each number by ``show``: ``31.0 [30.2–32.0]``. A dash for None.
-
-    ``unit``: written after the median.
-    """
+    """Format a median in ``unit`` with its interval, by ``show``: ``31.0 [30.2–32.0]``. A dash for None."""
     if estimate is None:
         return NOT_MEASURED
     # With fewer than MIN_BLOCKS blocks, equal bounds come from equal assumptions and show no scatter.
@@ -120,10 +117,7 @@ def safe(text: str) -> Markdown:
 
 
 def code(text: str) -> Markdown:
-    """Return free text as inline code of Markdown, on one line.
-
-    A backtick, which would end it, becomes an apostrophe.
-    """
+    """Return free text as Markdown's inline code on one line, backticks as apostrophes."""
     return Markdown(f"`{visible(one_line(text)).replace('`', chr(39)) or ' '}`")
 
 

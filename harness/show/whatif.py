@@ -24,11 +24,7 @@ ValidationArms = Sequence[tuple[str, Estimate]]
 def prediction_lines(
     scenario: str, arm: str, p: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> list[str]:
-    """Return the answer of ``harness whatif`` as lines.
-
-    Without edits in ``p``, only the measurement and the replay's error. ``checks``: arms that ran with these edits.
-    ``doubts``: reasons to doubt this prediction.
-    """
+    """Return the answer of ``harness whatif`` as lines. ``checks``: arms that ran with the edits."""
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
     blocks = f"median of {count(len(p.block_ms), 'block')}"
@@ -87,10 +83,7 @@ def validation_text(prediction: Prediction) -> str:
 
 
 def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
-    """Return a table with a row per swept value, and a sentence on the crossover.
-
-    ``checks``: for each value, the arms that ran with it.
-    """
+    """Return a row per swept value, and a sentence on the crossover. ``checks``: per value, arms that ran with it."""
     header = [sweep.key, "step ms", "tokenize=0 ms", "tokenization costs", *(["measured ms"] if any(checks) else [])]
     rows = [header]
     points = zip(sweep.texts, sweep.recorded, sweep.without, sweep.shares, checks, strict=True)
@@ -113,10 +106,7 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
 def answer_json(
     scenario: str, arm: str, prediction: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> dict[str, Json]:
-    """Return the JSON output of ``harness whatif``.
-
-    ``doubts``: those that bar a recommendation or other loader settings.
-    """
+    """Return the JSON output of ``harness whatif``. ``doubts``: reasons that bar advice or other loader settings."""
     return {
         "scenario": scenario,
         "arm": arm,

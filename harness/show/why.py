@@ -44,10 +44,7 @@ LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (do
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return Markdown with the chain of each comparison and the tables behind it (device, blocking calls, replays).
-
-    "" if nothing of this was measured. ``pictures``: names of the written pictures.
-    """
+    """Return Markdown with the comparisons' chains and their tables (device, calls, replays); "" if not measured."""
     parts = []
     compared = report.compared
     arms = [arm for arm in report.arms if not arm.control]
@@ -141,10 +138,7 @@ def _bound(totals: ArmTotals) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Format the device's busy time (ms per step).
-
-    It is a range if it is unknown whether phases still being launched kept it busy.
-    """
+    """Format the device's busy time (ms per step); a range if phases still being launched may have kept it busy."""
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
@@ -157,9 +151,7 @@ def _busy(totals: ArmTotals) -> str:
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Format the device's idle time (ms per step); with "at least" if it may have idled in phases that were being
-    launched.
-    """
+    """Format the device's idle time (ms per step); "at least" if it may have idled while phases were launched."""
     at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
     return f"{at_least}{number_cell(totals.device_starved_ms)}"
 
@@ -286,10 +278,7 @@ def part_text(one: Removal) -> str:
 
 
 def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a table of the parts whose removal would save most, by replay.
-
-    Arms with an inexact replay are only named.
-    """
+    """Return a table of the parts whose removal would save most, by replay. Arms with an inexact replay are named."""
     removable = [arm for arm in arms if arm.explained.removals]
     inexact = [names.short(arm.name) for arm in removable if not arm.explained.within_tolerance]
     rows = [
@@ -367,10 +356,7 @@ def _share_text(spent: PathTime, whole_ms: float) -> str:
 
 
 def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a table of when data work ran (in the wait for its batch, in other waits, between steps), by stage.
-
-    Adds a line for each arm whose stages have an unknown cost.
-    """
+    """Return a table of when data work ran, by stage: in the wait for its batch, in other waits, between steps."""
     unknown = bulleted(
         f"The cost of each stage of {safe(names.short(arm.name))} is unknown: {UNSPLIT.get(cause, cause)}."
         for arm in arms

@@ -29,10 +29,7 @@ def times(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Format the size of a fraction, without its sign: ``0.7 %``, ``12 %``.
-
-    Below :data:`SMALLEST_SHARE`: ``under 0.1 %``.
-    """
+    """Format the size of a fraction: ``0.7 %``, ``12 %``; below :data:`SMALLEST_SHARE` ``under 0.1 %``."""
     return f"{_hundredths(fraction)} %"
 
 
@@ -42,10 +39,7 @@ def floor_percent(noise_floor: float) -> str:
 
 
 def percent_limit(fraction: float) -> str:
-    """Format a fraction as an upper limit, for use after a word such as "under".
-
-    Tiny ones are rounded up to ``0.1 %``.
-    """
+    """Format a fraction as an upper limit, to follow "under"; tiny ones are rounded up to ``0.1 %``."""
     return percent(max(abs(fraction), SMALLEST_SHARE) if fraction else 0.0)
 
 
@@ -80,18 +74,12 @@ def number(value: float) -> str:
 
 
 def horizon(blocks: int, steps: int, epoch_steps: float | None) -> str:
-    """Format the amount that was measured: ``7 blocks of 48 steps (3 % of an epoch)``.
-
-    ``epoch_steps``: steps of an epoch; None if unknown.
-    """
+    """Format ``7 blocks of 48 steps (3 % of an epoch)``. ``epoch_steps``: steps of an epoch; None if unknown."""
     return f"{count(blocks, 'block')} of {steps_read(steps, epoch_steps)}"
 
 
 def steps_read(steps: int, epoch_steps: float | None) -> str:
-    """Format steps with the data that they read: ``48 steps (3 % of an epoch)``, ``48 steps (2.50 epochs)``.
-
-    ``epoch_steps``: steps of an epoch; None if unknown, so only the steps are named.
-    """
+    """Format steps with the data that they read: ``48 steps (3 % of an epoch)``; ``48 steps`` for an unknown epoch."""
     if epoch_steps is None:
         return count(steps, "step")
     share = steps / epoch_steps
@@ -112,10 +100,7 @@ def ms(value: float) -> str:
 
 
 def part_of(step_ms: float) -> Callable[[float], str]:
-    """Return a function that formats milliseconds, for a step of ``step_ms`` and its parts, always in the same unit.
-
-    Examples: ``2.31 us`` beside ``25.0 us``, ``under 0.01 ms`` beside ``25.0 ms``.
-    """
+    """Return a formatter of ms in one unit for a step and its parts: ``under 0.01 ms`` beside ``25.0 ms``."""
 
     def text(value: float) -> str:
         if unit(step_ms) == "ms" and 5e-6 <= abs(value) < 0.005:
@@ -153,9 +138,7 @@ def blocks_named(blocks: Sequence[int]) -> str:
 
 
 def signed_percent(fraction: float) -> str:
-    """Format a fraction as a signed percentage: ``+1.2 %``, ``-3.0 %``; tiny ones as ``under 0.1 %``, without a
-    sign.
-    """
+    """Format a fraction with its sign: ``+1.2 %``, ``-3.0 %``; tiny ones as ``under 0.1 %``, without a sign."""
     sign = "" if 0 < abs(fraction) < SMALLEST_SHARE else "+" if fraction >= 0 else "-"
     return f"{sign}{percent(fraction)}"
 
@@ -171,9 +154,7 @@ def capitalised(text: str) -> str:
 
 
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
-    """Return the name of the measured probes, and what the run without them recorded: the ledger, or no probe at
-    all.
-    """
+    """Return the name of the measured probes, and what the run without them recorded: the ledger, or no probe."""
     first, *later = cost.probes
     name = f"{first} and {' and '.join(later)} together: every measured run" if later else PROBES.get(first, first)
     return name, "no probe at all" if cost.against == "nothing" else "the ledger"

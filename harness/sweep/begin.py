@@ -50,9 +50,8 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
 def begin_sweep(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run a sweep in a new folder below ``out``. Raises InputError before anything runs if it cannot work.
-
-    ``source``: path of the sweep file, for the record. ``copy``: copies the folder while it runs; None for no copy.
+    """Run a sweep in a new folder below ``out``. Raises InputError before anything runs if it cannot work. ``source``:
+    path of the sweep file, for the record. ``copy``: copies the folder while it runs; None for no copy.
     """
     return _run(*_begun(loaded, out, command, source), copy)
 

@@ -38,23 +38,18 @@ class RateCurve:
 
     group: str
     steps: int
-    points: tuple[tuple[float, float], ...]
-    """(learning rate, loss on held-out data) of finished trials below the lowest rate that diverged."""
+    points: tuple[tuple[float, float], ...]  # (learning rate, held-out loss) of trials below the lowest diverged rate
     diverged: tuple[float, ...]  # Rates that diverged, including short trials, once per diverged trial
     behind: tuple[float, ...]  # Rates of trials that ended early as behind
     optimum: LearningRateOptimum | NoOptimum
     ceiling: DivergedRate | None = None  # Lowest rate at which a seed diverged. Neither it nor a higher rate is chosen.
-    above: tuple[tuple[float, float], ...] = ()
-    """Like ``points``, for finished trials at or above the ceiling. No fit uses them."""
-    training: tuple[tuple[float, float], ...] = ()
-    """(learning rate, training loss of the last step) of the trials of ``points``."""
+    above: tuple[tuple[float, float], ...] = ()  # like ``points``, at or above the ceiling; no fit uses them
+    training: tuple[tuple[float, float], ...] = ()  # (learning rate, last training loss) of ``points``
 
     @property
     def edge(self) -> Edge | None:
-        """End of the tried rates beyond which the optimum may lie; None if it lies within them.
-
-        The lowest mean loss is at that end, and no worse rate lies further out. The fit's minimum alone does not
-        decide.
+        """End of the tried rates beyond which the optimum may lie; None if within. The lowest mean loss is at that end,
+        and no worse rate lies further out; the fit's minimum alone does not decide.
         """
         lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
         if self.optimum.at_edge is None or lowest is None:

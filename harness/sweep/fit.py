@@ -9,36 +9,23 @@ Near its minimum the loss is modelled as a quadratic in the logarithm of the lea
       |             o            lowest: the window reaches from a quarter to four times its rate
       +------------------------ log learning rate
 
-Without noise, the minimum lies between the neighbours of the lowest rate, whatever the shape of the curve. If the two
-lowest rates have the same loss, it lies between them. Real curves are steeper on one side, mostly the high one, so the
-vertex of a quadratic lies beside their minimum. In simulations of such curves, an interval of the vertex alone missed
-the minimum in a quarter to a half of all sweeps.
+The 95 % interval of the optimum includes:
 
-Noise may make another rate the lowest. Every rate is a candidate for the lowest if its mean loss is at most
-
-    the lowest mean loss + 1.645 s sqrt(1 / n + 1 / m)
-
-Its loss and the lowest are then not distinguishable (one-sided, at 95 %). Here n and m are the numbers of trials at the
-lowest rate and at this one. s is the scatter of a single trial: the residual standard deviation of a cubic through the
-trials of the window. A quadratic would count the asymmetry of the curve as noise. It is used only for 4 rates, because
-a cubic passes through all of them. Rates with several seeds differ by s, too.
-
-The 95 % interval includes all candidates and reaches to the next tried rate on either side of them. It reaches further
-if the vertex may lie outside. An end is open if one of these candidates is the last rate that was tried.
+1. Every rate that may be the lowest. Its mean loss is at most the lowest mean loss + 1.645 s sqrt(1 / n + 1 / m), so
+   the two are not distinguishable (one-sided, at 95 %). n and m are the numbers of trials at the lowest rate and at
+   this one. s is the scatter of a single trial: the residual standard deviation of a cubic through the trials of the
+   window (of a quadratic for 4 rates, because a cubic passes through all of them).
+2. The way to the next tried rate on either side. Without noise, the minimum lies between the neighbours of the lowest
+   rate, whatever the shape of the curve. An end is open if one of the rates of 1 is the last that was tried.
+3. The interval of the vertex (Fieller 1954, "Some problems in interval estimation"): all places where the slope of the
+   quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is exact
+   for normal errors, and has no end if the curvature could be 0. It is extended to the minimum of a cubic through the
+   same points, because real curves are steeper on one side.
 
 In simulations (tests/benchmarks/sweep_intervals.py) the interval included the optimum in at least 96 % of the sweeps of
-every kind. The kinds were grids of 6 to 12, 24 and 40 rates, and the few rates that Hyperband trains to the end. Curves
-were up to ten times as steep on one side. An alternative is one standard error of the lowest (Breiman, Friedman, Olshen
-and Stone 1984, "Classification and Regression Trees", chapter 3). It covered too few of these curves with grids of 40
-rates. With 1.645 of the difference, close rates need not be merged, and nothing has to grow with their number.
-An open end excludes nothing. If two thirds of a kind's sweeps or more have one, fewer of the other intervals include
-the optimum: 77 % at the least, for a kind with 92 % open ends.
-
-The interval of the vertex is Fieller's (1954, "Some problems in interval estimation"): all places where the slope of
-the fitted quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is
-exact for normal errors with any number of points, and it has no end if the curvature could be 0. If a cubic through the
-same points has its minimum outside of it, the interval is extended to that minimum. No interval covers the effect of
-another seed for all trials together, or of another length of training.
+every kind; the vertex's interval alone missed it in a quarter to a half. An open end excludes nothing. If two thirds of
+a kind's sweeps have one, fewer of the other intervals include the optimum: 77 % at the least. No interval covers the
+effect of another seed for all trials together, or of another length of training.
 """
 
 from __future__ import annotations
@@ -75,12 +62,10 @@ class LearningRateOptimum:
     """Optimum of a curve, made by :func:`fit_optimum`: the learning rate with the lowest loss by a fitted quadratic."""
 
     learning_rate: float  # Rate at the vertex, limited to the tried rates
-    ci_low: float | None
-    """95 % interval, from the vertex (Fieller's) and the rates that may be the lowest. None: not bounded."""
+    ci_low: float | None  # 95 %, from the vertex (Fieller's) and the rates that may be the lowest; None: not bounded
     ci_high: float | None
     loss: float  # Loss of the fitted quadratic at ``learning_rate``
-    at_edge: Edge | None
-    """End of the tried range that was hit: the optimum may lie beyond it. Divergence above does not count as an end."""
+    at_edge: Edge | None  # tried end beyond which the optimum may lie; divergence above does not count as one
     r2: float  # Share of the variance of the window's losses that the quadratic explains
     points: int  # Number of fitted trials
     vertex_low: float | None  # Interval of the vertex alone, which shows the effect of noise on the fit

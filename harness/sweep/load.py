@@ -45,10 +45,9 @@ class LoadedSweep(NamedTuple):
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
-    """Read the sweep file at ``path``, or the shipped one, merge its base files and ``sets``, and check it.
-
-    ``sets``: ``key=value`` texts with keys of the sweep or dotted keys of its base. Raises InputError with file, line,
-    key and allowed values.
+    """Read the sweep file at ``path``, or the shipped one, merge its base files and ``sets``, and check it. ``sets``:
+    ``key=value`` texts with keys of the sweep or of its base. Raises InputError with file, line, key and allowed
+    values.
     """
     file = find_file(path, SWEEPS)
     document = read_merged(file, "a sweep", "name, learning_rate, strategy and steps")

@@ -1,6 +1,5 @@
-"""Define the sweep file, and make the configurations of its trials.
-
-Relative paths are relative to the current directory, in ``extends`` and ``scenario`` to the file that has them.
+"""Define the sweep file, and make the configurations of its trials. Paths are relative to the current directory, but in
+``extends`` and ``scenario`` to the file that has them.
 """
 
 from __future__ import annotations
@@ -163,8 +162,7 @@ class TrialConfigs:
     def __init__(
         self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int], *, compared: bool = True
     ) -> None:
-        """Take ``config``; held-out data is added if it has none. ``vocabulary``: returns the tokenizer's size.
-
+        """Take ``config``, with held-out data added if it has none. ``vocabulary``: returns the tokenizer's size.
         ``compared``: False if only times are needed: an emulated device, which has no loss, is then allowed.
         """
         self._settings = settings

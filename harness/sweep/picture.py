@@ -128,10 +128,8 @@ def has_picture(found: Projection | None) -> bool:
 
 
 def rate_over_size(found: Projection, name: str) -> drawing.Picture | None:
-    """Draw the best learning rate over size: optima with intervals, the line, and its 95 % band.
-
-    Returns None if fewer than two sizes have an optimum. An optimum that the line leaves out is hollow, and an arrow
-    marks an open or very distant end.
+    """Draw the best rate over size: optima with intervals (hollow if left out), the line, and its 95 % band. An arrow
+    marks an open or very distant end. None if fewer than two sizes have an optimum.
     """
     if not has_picture(found):
         return None

@@ -30,10 +30,7 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError if the budget is smaller than one full trial (all trials of a projection) needs.
-
-    Without ``pilots`` the time is unknown, and only tokens are checked.
-    """
+    """Raise InputError if a full trial (or all of a projection) exceeds the budget; without ``pilots``, of tokens."""
     space = configs.space()
     stages = settings.strategy.stages(space)
     if projection_of(settings.strategy, space) is not None:

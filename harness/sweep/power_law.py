@@ -2,24 +2,20 @@
 
     log optimum = intercept + slope * log size
 
-Each optimum has its own 95 % interval (``sweep.fit``), which includes the distance of a quadratic's vertex from the
-best rate. An optimum without an interval, or with an open end, bounds nothing and is left out of the line.
-
+Each optimum has its own 95 % interval (``sweep.fit``). One without an interval, or with an open end, is left out.
 Intervals of optima are not symmetric, so they are combined end by end, in squares (MOVER: Zou and Donner 2008,
-"Construction of confidence intervals about effect measures"):
+"Construction of confidence intervals about effect measures"); the high end likewise:
 
     low(size)  = line(size) - sqrt(sum of (what optimum i adds at the end that lowers the line) ** 2 + scatter ** 2)
 
-The high end is computed likewise. The ends of an interval are mostly neighbouring rates. The best rate seldom reaches
-them, and almost never at all sizes at once. So only the fraction ``SHARE`` of each half width counts. In simulations
-(``tests/benchmarks/sweep_intervals.py``) the interval then included the best rate in at least 98 % of the lines of
-every kind. For lines narrow enough to name a rate it was at least 95 %. There, curves of all sizes have one shape.
+Only the fraction ``SHARE`` of each half width counts, because the best rate seldom reaches an end, and almost never at
+all sizes at once. In simulations (``tests/benchmarks/sweep_intervals.py``, curves of one shape) the interval then
+included the best rate in at least 98 % of the lines of every kind; of those narrow enough to name a rate, 95 %.
 
-Optima may lie further from the line than their intervals explain, so the line is a random-effects regression. ``tau2``
-is the variance that the intervals do not explain. It is estimated by the method of moments (DerSimonian and Laird 1986;
-as a regression, Thompson and Sharp 1999), and each size has the weight 1 / (its own variance + tau2). Student's
-quantile with (sizes - 2) degrees of freedom scales it, because few sizes estimate it: 12.7 for three sizes instead of
-1.96. Three sizes often do not show a scatter that is no larger than the optima's own uncertainty.
+The line is a random-effects regression. ``tau2``, the variance that the intervals do not explain, is estimated by the
+method of moments (DerSimonian and Laird 1986; as a regression, Thompson and Sharp 1999). Each size has the weight
+1 / (its own variance + tau2). Student's quantile with (sizes - 2) degrees of freedom scales it, because few sizes
+estimate it: 12.7 for three sizes instead of 1.96.
 """
 
 from __future__ import annotations
@@ -68,8 +64,7 @@ class PowerLaw:
     smallest: float
     largest: float
     sizes: int
-    meaningless: Literal["slope", "scatter"] | None
-    """Reason against extrapolation. slope: its interval is too wide; scatter: the optima follow no line."""
+    meaningless: Literal["slope", "scatter"] | None  # slope: too wide an interval; scatter: the optima follow no line
     _of_intercept: tuple[float, ...] = ()  # contribution of each optimum to the intercept
     _of_slope: tuple[float, ...] = ()
     _errors: tuple[tuple[float, float], ...] = ()  # (below, above) of each optimum, in log units: see :func:`_errors`
@@ -107,8 +102,7 @@ class NoExtrapolation:
 
     size: float
     reason: Literal["slope", "scatter", "too-far", "interval"]
-    figure: float
-    """slope: half width of its interval; scatter: R2; too-far: distance in fitted ranges; interval: high / low."""
+    figure: float  # slope: interval's half width; scatter: R2; too-far: distance in fitted ranges; interval: high / low
 
 
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
@@ -220,8 +214,7 @@ class Projection:
     target: float
     points: tuple[ProjectedPoint, ...]
     law: PowerLaw | NoPowerLaw
-    prediction: Extrapolation | NoExtrapolation | None
-    """None without a line, and always for widths under mup, because nothing is extrapolated along them."""
+    prediction: Extrapolation | NoExtrapolation | None  # missing without a line, and always for widths under mup
 
     mup: JsonObject | None = None  # Section model.mup that the sweep's own model needs, so that the rate is its best
 

@@ -1,6 +1,6 @@
 """Run a sweep: ask its strategy for one trial after the other, train it, and record the results.
 
-A resumed sweep sends the strategy the trials in the journal. The trial that was running goes on from its last
+A resumed sweep sends the strategy the trials in the journal, and continues the one that was running from its
 checkpoint.
 """
 
@@ -72,9 +72,8 @@ class SweepRun:
         self._behind = False
 
     def run(self) -> SweepEnded:
-        """Run trials until the strategy ends, the budget is spent or a failure occurs; results are kept.
-
-        InputError and OSError are raised again; interruption, a spent budget and failed trials are a status.
+        """Run trials until the strategy ends, the budget is spent or a failure occurs; results are kept. InputError and
+        OSError are raised again; interruption, a spent budget and failed trials are a status.
         """
         status: SweepStatus = "failed"
         error: str | None = None

@@ -1,19 +1,13 @@
-"""Strategies that search at the sweep's own size: grid, early stopping, greedy and Hyperband.
+"""Strategies that search at the sweep's own size.
 
-``grid`` trains the rates of a grid, or rates drawn at random; ``early-stopping`` ends those that fall behind.
-
-``greedy`` doubles the learning rate until training diverges, then trains fractions of that rate. Two worse rates in a
-row, by more than noise, end the search. On a flat part of the curve it continues downward, because above the trained
-rates it only tests if training diverges.
-
-``hyperband`` is algorithm 1 of Li et al. 2018, "Hyperband: A Novel Bandit-Based Approach to Hyperparameter
-Optimization":
+- ``grid`` trains the rates of a grid, or rates drawn at random; ``early-stopping`` ends those that fall behind.
+- ``greedy`` doubles the learning rate until training diverges, then trains fractions of that rate. Two worse rates in a
+  row, by more than noise, end the search.
+- ``hyperband`` is algorithm 1 of Li et al. 2018, "Hyperband: A Novel Bandit-Based Approach to Hyperparameter
+  Optimization". In every rung a rate is trained from the start, and its schedule ends with the trial:
 
     bracket s   n = ceil((s_max + 1) / (s + 1) * eta ** s) rates begin with R / eta ** s steps
-    rung i      the best floor(n / eta ** i) of them go on with R / eta ** (s - i) steps
-
-In every rung a rate is trained from the start to the rung's steps, as the algorithm's budget counts it. So nothing is
-kept between rungs, and each trial's schedule ends with the trial. A rung's steps are rounded down to whole steps.
+    rung i      the best floor(n / eta ** i) of them go on with R / eta ** (s - i) steps, rounded down
 """
 
 from __future__ import annotations
@@ -59,9 +53,8 @@ class GridStrategy(Config):
 class EarlyStoppingStrategy(Config):
     """A grid or random rates at a fraction of the steps; those that fall behind end early.
 
-    A trial is behind where its mean training loss since the last milestone is above the median of those that trials
-    before it had there (median stopping rule: Golovin et al. 2017, "Google Vizier", section 3.2.2, with the loss of the
-    milestone in place of the best so far).
+    Behind: the mean training loss since the last milestone is above the median of earlier trials there (median stopping
+    rule: Golovin et al. 2017, "Google Vizier", section 3.2.2, with this loss in place of the best so far).
     """
 
     name: Literal["early-stopping"]
@@ -130,8 +123,7 @@ class GreedyStrategy(Config):
     """Doubles the rate until training diverges, then trains fractions of that rate to their end.
 
     The doubled rates are short trials that only look for divergence. The full ones go down from the first rate that
-    diverged (from the highest of the range, where none did), and stop when two in a row are worse than the best by more
-    than noise.
+    diverged, or the highest of the range, and stop when two in a row are worse than the best by more than noise.
     """
 
     name: Literal["greedy"]

@@ -1,15 +1,12 @@
-"""The folder of a sweep: the request, the journal of its trials, a training's folder for each, and the report.
-
-A change of a trial is appended to the journal and synchronized, and one record creates a trial with its plan. A half
-record left by a kill is cut off before anything is written, because Optuna would append to it. The kernel locks the
-folder, because Optuna's lock file outlives a killed process.
-
-``chosen_rate`` reads the learning rate that a sweep chose from its report.
+"""The folder of a sweep. ``chosen_rate`` reads the learning rate that a sweep chose from its report.
 
 DIR/sweep.json        the request, and the sweep's status
 DIR/trials.journal    Optuna's journal
 DIR/trials/0003/      the training of trial 3: see launch.training; result.json once it has ended
 DIR/summary.md, summary.json, plots/
+
+A change of a trial is appended to the journal and synchronized. A half record left by a kill is cut off before anything
+is written, because Optuna would append to it. The kernel locks the folder, as Optuna's lock file outlives a kill.
 """
 
 from __future__ import annotations
@@ -186,11 +183,9 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 class Pilot:
     """Times (s) measured in a few steps before the first trial of a kind. A budget of time or money needs them."""
 
-    start_s: float
-    """Seconds of a short training except its steps and passes: from the start of its process, and its end."""
+    start_s: float  # seconds of a short training except its steps and passes: start of its process, and its end
     step_s: float  # Median of a step, in seconds
-    pass_s: float = 0.0
-    """Seconds of the last pass over held-out data; 0 in older sweeps, whose ``start_s`` includes one."""
+    pass_s: float = 0.0  # seconds of the last held-out pass; 0 in older sweeps, whose ``start_s`` includes one
     answers_s: float = 0.0  # Seconds of the last pass over multiple-choice questions; 0 in older sweeps.
 
     @property
@@ -231,8 +226,7 @@ class SweepRecord:
     environment: JsonObject
     ended_utc: str | None = None
     error: str | None = None
-    pilots: dict[str, Pilot] = field(default_factory=dict)
-    """Pilots by kind of trial (:meth:`TrialPlan.kind`): trials of a larger model take longer."""
+    pilots: dict[str, Pilot] = field(default_factory=dict)  # key: :meth:`TrialPlan.kind`; larger models take longer
     lost_s: float = 0.0  # Seconds spent on pilots, which are no trials
 
 

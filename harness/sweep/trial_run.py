@@ -1,7 +1,4 @@
-"""Train one trial in its own process, forked by ``launch.fork_server``, and decide when it ends early.
-
-At each milestone it waits for the sweep's order, which depends on losses alone.
-"""
+"""Train one trial in its own process, forked by ``launch.fork_server``, and end it early by the sweep's orders."""
 
 from __future__ import annotations
 
@@ -35,9 +32,8 @@ RESULT = "result.json"
 
 
 class Watching:
-    """Watches every step of a trial: sends heartbeats, reports milestones, and ends it if it diverges.
-
-    On every device, decisions after N steps use all losses but the last, because a device may be one step late.
+    """Watches every step of a trial: sends heartbeats, reports milestones, and ends it if it diverges. On every device,
+    decisions after N steps use all losses but the last, because a device may be one step late.
     """
 
     def __init__(self, start: TrialStart, channel: Channel) -> None:
@@ -213,10 +209,9 @@ class TrialServer:
         decide: Callable[[TrialEvent], Order],
         going_on: Callable[[TrialEvent], bool] = lambda _: True,
     ) -> TrialEvent:
-        """Train one trial in a new process and return its last event. ``before_s``: seconds of earlier parts.
-
-        ``decide``: answers each milestone. ``going_on``: gets every event; False ends the trial. Raises TrialLate or
-        TrialFailed.
+        """Train one trial in a new process and return its last event. Raises TrialLate or TrialFailed. ``before_s``:
+        seconds of earlier parts. ``decide``: answers each milestone. ``going_on``: gets every event; False ends the
+        trial.
         """
         own_end, child_end = socket.socketpair()
         channel, log_start = Channel(own_end), log.stat().st_size if log.exists() else 0

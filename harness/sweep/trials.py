@@ -31,8 +31,7 @@ class TrialPlan:
     group: str = ""  # Trials of one group with the same number of steps are points of one curve. "": all trials are.
     role: Role = "curve"  # curve: a point of a loss curve; probe: only looks for divergence.
     ends_behind: bool = False  # True if the trial ends at a milestone where its loss is above its group's median
-    overrides: JsonObject = field(default_factory=dict)
-    """Dotted keys of the trainer's configuration, with values that differ from the sweep's."""
+    overrides: JsonObject = field(default_factory=dict)  # the trainer's dotted keys that differ from the sweep's
 
     @property
     def kind(self) -> str:
@@ -50,17 +49,13 @@ class Trial:
     """diverged: a loss or gradient norm that is not finite, or a loss above its start; behind: its loss was above the
     others' median; late: it exceeded the time limit of a trial.
     """
-    loss: float | None = None
-    """Loss on held-out data after the last step; None for a trial that ended before it. For a trial that stopped as
-    behind: after its own last step, if ``evaluate_behind`` is set."""
+    loss: float | None = None  # held-out loss after its last step (behind: if ``evaluate_behind`` is set); else None
     training_loss: float | None = None  # Training loss of the last known step
     steps: int = 0
     tokens: int = 0  # Positions computed, including padding
     seconds: float = 0.0  # Wall time of all parts
-    hellaswag: float | None = None
-    """Share of multiple-choice questions (such as HellaSwag's) answered right at the end; None without questions."""
-    milestones: Mapping[int, float] = field(default_factory=dict)
-    """Mean training loss since the previous milestone, by steps."""
+    hellaswag: float | None = None  # share of right multiple-choice answers at the end; None without questions
+    milestones: Mapping[int, float] = field(default_factory=dict)  # mean training loss since the previous one, by steps
 
     @property
     def score(self) -> float:
@@ -125,9 +120,8 @@ def milestones(steps: int) -> list[int]:
 
 
 def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
-    """Return True if a trial's mean loss at this milestone is above the median of ``others`` like ``plan``.
-
-    Only trials that may end early, from :data:`EARLIEST_END` of their steps on, with :data:`MIN_PEERS` others.
+    """Return True if a trial's mean loss at this milestone is above the median of ``others`` like ``plan``. Only trials
+    that may end early, from :data:`EARLIEST_END` of their steps on, with :data:`MIN_PEERS` others.
     """
     if not plan.ends_behind or steps < EARLIEST_END * plan.steps:
         return False

@@ -166,10 +166,7 @@ def doubt_text(one: Doubt) -> str:
 
 
 def too_noisy_text(cause: Doubt | None) -> str:
-    """Return a clause that the run was too noisy to see even a 2x change.
-
-    Adds how many cores other processes used, if ``cause`` says that they used too many.
-    """
+    """Return a clause that the run was too noisy to see a 2x change, with the cores that others used if ``cause``."""
     users = ""
     if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
         users = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
@@ -177,11 +174,7 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 
 def unseen_text(share: float | None) -> str:
-    """Return a clause on the largest change that the study could not have detected.
-
-    ``share``: that change as a fraction. None stands for :data:`COARSE_RESOLUTION`. From :data:`DOUBLED_SPEED` on, the
-    text says "a 2x change" instead.
-    """
+    """Return a clause on the largest undetectable change, a fraction. None stands for :data:`COARSE_RESOLUTION`."""
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"
@@ -206,18 +199,12 @@ def _always(text: str) -> Callable[[Doubt], str]:
 
 
 def _shared(text: str, unknown: str = "an unknown share") -> Callable[[Doubt], str]:
-    """Return a function that formats a doubt as ``text`` with its share as a percentage in place of ``{}``.
-
-    ``unknown``: text for a doubt without a share.
-    """
+    """Return a formatter of doubts: ``text`` with the share as a percentage for ``{}``, or ``unknown``."""
     return lambda entry: text.format(unknown if entry.share is None else percent(entry.share))
 
 
 def _located(text: str, unknown: str) -> Callable[[Doubt], str]:
-    """Return a function that formats a doubt as ``text`` with its ``where`` (place, key or fact) in place of ``{}``.
-
-    ``unknown``: text for a doubt without it.
-    """
+    """Return a formatter of doubts: ``text`` with ``where`` (place, key or fact) for ``{}``, or ``unknown``."""
     return lambda entry: text.format(entry.where or unknown)
 
 

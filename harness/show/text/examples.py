@@ -47,10 +47,7 @@ _WAITS = Waits(STEP_MS, 4.0, {"tokenize": 4.0}, {}, 0.1, {"tokenize": 4.0})
 
 @dataclass(frozen=True)
 class KindsSection:
-    """Section of the documentation with an example sentence per kind of record.
-
-    ``render`` returns the sentence of a kind.
-    """
+    """Section of the documentation with an example sentence per kind of record, made by ``render``."""
 
     title: str
     kinds: Sequence[str]

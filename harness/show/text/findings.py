@@ -39,10 +39,7 @@ WORKERS_LIMIT = (
 
 
 def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
-    """Yield (subject, finding, support) for each kind of slow-step cause of ``arm`` that is worth a line.
-
-    ``step_ms``: mean step time, to which costs are compared.
-    """
+    """Yield (subject, finding, support) per kind of slow-step cause that is worth a line beside ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
         causes = [cause for cause in arm.causes if cause.kind == kind and _is_worth_a_line(cause, arm, step_ms)]
@@ -64,10 +61,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
 
 
 def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
-    """Return True if steps wait notably for loader workers.
-
-    Such workers make batches even while the program does other work, so removing that work saves less.
-    """
+    """Return True if steps wait notably for loader workers, which work on while the program does other work."""
     waited_ms = sum(arm.totals.exposed_ms.values()) or arm.totals.phase_ms.get("fetch", 0.0)
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
@@ -255,19 +249,13 @@ SETTINGS = {
         "deterministic algorithms are on",
         "Remove torch.use_deterministic_algorithms(True), unless runs have to agree bit by bit: others are faster.",
     ),
-    "launch blocking": (
-        "CUDA_LAUNCH_BLOCKING is set",
-        "Unset it: the host waits for each kernel.",
-    ),
+    "launch blocking": ("CUDA_LAUNCH_BLOCKING is set", "Unset it: the host waits for each kernel."),
     "profiler": ("a profiler of torch records all steps", "Stop it, or give it a schedule of a few steps."),
     "profile function": (
         "a function of sys.setprofile follows each call",
         "Stop the profiler of Python code (such as cProfile).",
     ),
-    "trace function": (
-        "a debugger or a coverage tool follows each line of Python",
-        "Run the training without it.",
-    ),
+    "trace function": ("a debugger or a coverage tool follows each line of Python", "Run the training without it."),
     "logs": ("TORCH_LOGS is set", "Unset it: each message of the compiler takes time."),
     "distributed debug": (
         "TORCH_DISTRIBUTED_DEBUG=DETAIL is set",
@@ -277,10 +265,7 @@ SETTINGS = {
         "find_unused_parameters=True walks the graph in each step",
         "Remove it if all parameters are used, or set static_graph=True.",
     ),
-    "evaluation gradients": (
-        "the evaluation makes graphs",
-        "Evaluate within torch.no_grad().",
-    ),
+    "evaluation gradients": ("the evaluation makes graphs", "Evaluate within torch.no_grad()."),
     "gradient synchronization": (
         "gradients are synchronized in {passes:.2g} backward passes of each step",
         "Run all but the last of them within no_sync() of the DistributedDataParallel.",
@@ -509,10 +494,7 @@ def part_label(part: StepPart) -> str:
 
 
 def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
-    """Return sentences on what a diagnosed part of the step costs, where it lies, and what its removal would save.
-
-    Title and remedy are not included.
-    """
+    """Return sentences on what a diagnosed part of the step costs, where it lies, and what its removal would save."""
     part = part_of(step_ms)
     text = f"{part(one.ms.median)}{_between(one.ms, step_ms)} {_share(one)}{_where(one, step_ms)}."
     if one.kind == "compute-bound":

@@ -42,10 +42,9 @@ VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no diff
 
 
 def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) -> str:
-    """Return the result of a comparison as a clause: ``14 % faster (6.2 to 17 %)``, or why it is undecided.
-
-    ``once``: remedies that another line gives, so they are omitted here. ``figures``: False omits the interval, if a
-    text with all figures follows.
+    """Return a comparison's result as a clause: ``14 % faster (6.2 to 17 %)``, or why it is undecided. ``once``:
+    remedies that another line gives, omitted here. ``figures``: False omits the interval, if a text with all figures
+    follows.
     """
     estimate, verdict = m.ratio, m.verdict
     if verdict == "undecided":
@@ -77,17 +76,12 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
 
 
 def _counts_more(m: Measured) -> bool:
-    """Return True if both arms' steps contain different numbers of the tokens that the ratio counts, or if they are
-    unknown.
-    """
+    """Return True if both arms' steps contain different, or unknown, numbers of the tokens that the ratio counts."""
     return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
 
 
 def _lopsided(m: Measured) -> tuple[float, float] | None:
-    """Return the largest loss and gain of speed, as fractions, that the study could not have detected.
-
-    None if the loss is not far larger than the gain, or if there is no interval.
-    """
+    """Return the largest undetectable loss and gain of speed, as fractions; None unless the loss is far larger."""
     together, floor = m.together or m.ratio, m.noise_floor or 0.0
     if together.ci_low is None or together.ci_high is None:
         return None
@@ -170,10 +164,7 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
 
 
 def more_blocks(m: Measured) -> str | None:
-    """Return the advice to measure more blocks.
-
-    None unless the study was too coarse to detect a difference and more blocks would help.
-    """
+    """Return the advice to measure more blocks; None unless they would help against a coarse resolution."""
     if m.undecided != "too coarse":
         return None
     if m.cause is not None and m.cause.remedy is not None and m.cause.remedy.kind == "finish the study":
@@ -184,10 +175,7 @@ def more_blocks(m: Measured) -> str | None:
 
 
 def _repeat(m: Measured, ask: str) -> str:
-    """Return ``ask``, the advice to repeat, as a clause.
-
-    If all data work costs little, it adds that changes of the data loading can gain hardly anything.
-    """
+    """Return ``ask`` (the advice to repeat) as a clause, with a note if data work costs too little to gain by it."""
     if m.ceiling is None or max(m.ceilings or (m.ceiling.median,)) - 1 >= SMALL_CEILING:
         return f"; {ask}"
     upper = ratio(max(*(m.ceilings or ()), m.ceiling.median, 1.0))
@@ -195,10 +183,7 @@ def _repeat(m: Measured, ask: str) -> str:
 
 
 def _padding(m: Measured) -> str:
-    """Return a clause that a step trains more or fewer tokens because of padding.
-
-    "" if padding explains no difference.
-    """
+    """Return a clause that a step trains more or fewer tokens because of padding; "" if it explains no difference."""
     trained, positions = m.trained_per_step, m.positions_per_step
     if trained is None or positions is None or abs(positions - 1) > SAME_TOKENS_WITHIN or not _counts_more(m):
         return ""
@@ -221,10 +206,7 @@ def _few_aa_blocks(m: Measured) -> bool:
 
 
 def same_again_text(m: Measured) -> str:
-    """Return a clause on how far the A/A control, the same program run again, differs from its arm.
-
-    It must be measured.
-    """
+    """Return a clause on how far the A/A control, which must be measured, differs from its arm."""
     same_again = m.same_again
     assert same_again is not None
     faster = same_again.median > 1
@@ -254,10 +236,7 @@ def long_steps_text(found: InTotal) -> str:
 
 
 def also_noteworthy(m: Measured) -> list[str]:
-    """Return caveats of a result, a sentence each: a noisy A/A control, or long steps.
-
-    The reason of an undecided verdict is not repeated.
-    """
+    """Return caveats of a result that its reason does not name: a noisy A/A control, or long steps."""
     notes = []
     if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
         notes.append(f"{capitalised(same_again_text(m))}: that much of the difference may be noise.")
@@ -312,18 +291,12 @@ def absent_text(measured: Measured, figure: Figure) -> str:
 
 
 def horizon_text(blocks: int, steps: int, epoch_steps: float | None) -> str:
-    """Return sentences on how much was measured, and that costs of rarer steps may be missing.
-
-    ``steps``: per block. ``epoch_steps``: steps of an epoch; None if unknown.
-    """
+    """Return sentences on how much was measured, and that costs of rarer steps may be missing. ``steps``: per block."""
     return f"Measured: {horizon(blocks, steps, epoch_steps)}. {rarer_text(steps)}"
 
 
 def rarer_text(steps: int) -> str:
-    """Return the sentence that costs which occur less often than every ``steps`` steps may be missing.
-
-    ``harness regress`` prints it too.
-    """
+    """Return the sentence that costs which occur less often than every ``steps`` steps may be missing."""
     return f"Costs that come less often than every {count(steps, 'step')} may be missing: set more steps."
 
 

@@ -1,7 +1,7 @@
-"""Assembles the timeline: chooses windows, keeps to a size that a browser can open, and reports omissions.
+"""Assembles the timeline: chooses windows, limits its size, and reports omissions.
 
-The ledger is never thinned out, only shortened to fewer steps. Operators and samples are thinned out by duration; a
-launch counts with its longest kernel. The file and the caller get the longest duration that was left out.
+The ledger is only shortened to fewer steps. Operators and samples are thinned out by duration; a launch counts with its
+longest kernel.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Maximum numbers of events in a timeline file, so that Perfetto opens it in a few seconds. 0: never use that
-    format.
-    """
+    """Maximum numbers of events in a timeline file that Perfetto opens in a few seconds. 0: do not use that format."""
 
     chrome_events: int = 1_000_000
     protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
@@ -53,33 +51,25 @@ class SizeLimits:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A finished timeline file, made by :func:`timeline`. ``content``: gzipped bytes.
+    """A finished timeline file."""
 
-    ``name``: file name, by the format. ``cut``: a sentence on each omission.
-    """
-
-    content: bytes
-    name: str
+    content: bytes  # gzipped
+    name: str  # file name, by the format
     events: int
-    cut: list[str]
+    cut: list[str]  # a sentence on each omission
 
 
 @dataclass(frozen=True)
 class TimelinePart:
-    """One run on the timeline: its window of steps, and within it the slices of torch.profiler and of py-spy (None:
-    none).
-    """
+    """One run on the timeline: its window of steps, and the probes' slices within it."""
 
     window: Window
-    operators: pa.Table | None
-    stacks: pa.Table | None
+    operators: pa.Table | None  # slices of torch.profiler; None: did not run
+    stacks: pa.Table | None  # slices of py-spy; None: did not run
 
     @cached_property
     def ranked(self) -> tuple[Ranked | None, Ranked | None]:
-        """(durations in ns, numbers of events) of each operator and of each sample; None for a probe that did not run.
-
-        The longest durations are kept if the file is too large.
-        """
+        """(durations in ns, numbers of events) of operators and of samples; None for a probe that did not run."""
         samples = None if self.stacks is None else self.stacks["duration_ns"].to_numpy()
         return (
             None if self.operators is None else operators.ranked(self.operators),
@@ -120,10 +110,7 @@ def _fitted(
     steps: int | None,
     limits: SizeLimits,
 ) -> Timeline:
-    """Build a timeline within ``limits``: first show fewer steps, until the ledger fits, then leave out short details.
-
-    ``steps``: steps to show per run; None for all.
-    """
+    """Build a timeline within ``limits``: show fewer steps until the ledger fits, then leave out short details."""
     longest = max((run.step_count for run in runs), default=0)
     wanted = longest if steps is None else min(steps, longest)
     shown = steps
@@ -163,10 +150,7 @@ def _part(window: Window) -> TimelinePart:
 
 
 def _thinned(parts: Sequence[TimelinePart], room: float) -> tuple[list[TimelinePart], str]:
-    """Keep the longest operators, kernels and samples, at most ``room`` events.
-
-    Return also a sentence on the omitted ones.
-    """
+    """Keep the longest operators, kernels and samples, at most ``room`` events, and a sentence on the omitted ones."""
     import pyarrow as pa
 
     ranked = [part.ranked for part in parts]
@@ -213,10 +197,7 @@ def _trace(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]
 
 
 def _facts(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]) -> TimelineFacts:
-    """Return the metadata for the file: the clock, and the shown steps and process id of each run.
-
-    ``cut``: omissions.
-    """
+    """Return metadata for the file: clock, shown steps and process id of each run, and omissions ``cut``."""
     runs = tuple(
         ShownRun(
             arm=part.window.run.record.arm,
@@ -234,10 +215,7 @@ def _facts(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]
 
 
 def _clock_errors(sources: Sources) -> dict[str, int]:
-    """Return the error in ns of each probe's clock against the ledger's, by probe.
-
-    Only probes with a clock of their own.
-    """
+    """Return the error in ns against the ledger's clock of each probe with a clock of its own."""
     errors = {}
     profiled, sampled = sources.probes.torch_profiler, sources.probes.py_spy
     if profiled is not None and profiled.clock_error_ns is not None:

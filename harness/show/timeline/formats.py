@@ -1,7 +1,6 @@
-"""Writes a timeline as a gzipped file: in Chrome's JSON format or, if it is too large for that, in Perfetto's own.
+"""Writes a timeline as a gzipped file: Chrome's JSON format or, if too large for it, Perfetto's own.
 
-Times are whole nanoseconds. Perfetto's own format needs the optional ``perfetto`` package, which contains its
-definition.
+Times are whole nanoseconds. Perfetto's own format needs the optional ``perfetto`` package.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _PACKET_TAG = b"\x0a"  # field 1 of a Trace; a file is one Trace: its packets on
 
 
 class _Writer:
-    """Writes packets of Perfetto's format to ``file``.
-
-    Event names are written once; later packets refer to them by number. ``base_ns``: CLOCK_MONOTONIC at time 0 of the
-    file.
-    """
+    """Writes packets of Perfetto's format to ``file``; CLOCK_MONOTONIC is ``base_ns`` at the file's time 0."""
 
     def __init__(self, file: IO[bytes], base_ns: int) -> None:
         definition = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -74,10 +69,7 @@ class _Writer:
     def name(self, packet: Any, name: str, category: str) -> None:
         """Set the name and the category of the event in ``packet``."""
         event = packet.track_event
-        for ids, word, field in (
-            (self._names, name, "event_names"),
-            (self._categories, category, "event_categories"),
-        ):
+        for ids, word, field in ((self._names, name, "event_names"), (self._categories, category, "event_categories")):
             if word not in ids:
                 ids[word] = len(ids) + 1
                 entry = getattr(packet.interned_data, field).add()
@@ -188,9 +180,7 @@ def write_chrome(trace: Resolved) -> bytes:
 
 
 def events(trace: Resolved) -> Iterator[Event]:
-    """Yield all events of Chrome's format: first the names of processes and threads, then slices, counters and
-    arrows.
-    """
+    """Yield all events of Chrome's format: first names of processes and threads, then slices, counters and arrows."""
     for index, (pid, process) in enumerate(trace.processes):
         yield _metadata(pid, pid, "process_name", {"name": process.name})
         yield _metadata(pid, pid, "process_sort_index", {"sort_index": index})
@@ -217,9 +207,7 @@ def events(trace: Resolved) -> Iterator[Event]:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """Convert to microseconds so that Perfetto's importer, which truncates 1000 times the value, gets
-    ``nanoseconds`` back.
-    """
+    """Convert to microseconds that Perfetto's importer, which truncates, reads as the same ``nanoseconds``."""
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
 
@@ -236,10 +224,7 @@ _CHECKED_BYTES = 1 << 20  # bytes
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with the timeline file at ``path``; None if it is complete. Reads it in pieces.
-
-    gzip's checksum reveals changes. For Chrome's format, the beginning and the end are checked too.
-    """
+    """Return the damage of the timeline file at ``path``; None if it is complete. Reads it in pieces."""
     head, last, tail = b"", b"", b""
     try:
         with gzip.open(path) as file:

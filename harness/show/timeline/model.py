@@ -1,9 +1,10 @@
 """Models a timeline independently of file formats: processes, threads, slices, counters and arrows.
 
-All times are nanoseconds of CLOCK_MONOTONIC. Two rules of Perfetto's importer shape this file. It silently drops slices
-of a thread that overlap without nesting, so ``nested`` clips them. It binds an arrow to the slice of its thread that
-started last, even if that slice has ended, so ``Resolved.place`` looks for a moment at which the right slice is the
-last.
+All times are nanoseconds of CLOCK_MONOTONIC. Two rules of Perfetto's importer shape this file:
+
+- It drops slices of a thread that overlap without nesting, so ``nested`` clips them.
+- It binds an arrow to the slice of its thread that started last, even if that slice has ended. So ``Resolved.place``
+  looks for a moment at which the right slice is the last.
 """
 
 from __future__ import annotations
@@ -30,15 +31,12 @@ Edge = Literal["start", "end"]
 
 
 class Slice(NamedTuple):
-    """One activity on one thread, from ``start_ns`` to ``end_ns`` (CLOCK_MONOTONIC).
-
-    ``category`` groups slices in Perfetto.
-    """
+    """One activity on one thread; times are of CLOCK_MONOTONIC."""
 
     name: str
     start_ns: int
     end_ns: int
-    category: str
+    category: str  # groups slices in Perfetto
     args: JsonObject | None = None
     key: Hashable = None  # identifies the slice for arrows; unique within the trace
 
@@ -78,16 +76,12 @@ class Process:
 
 
 class Arrow(NamedTuple):
-    """Arrow between two slices, by their keys: from the start or end (``edge``) of the sender to the start of the
-    receiver.
-
-    The receiver must not start before the sender. Perfetto would reverse such an arrow.
-    """
+    """Arrow from the sender to the start of the receiver, which must not start earlier: Perfetto would reverse it."""
 
     name: str
-    sender: Hashable
+    sender: Hashable  # key of a slice, as ``receiver``
     receiver: Hashable
-    edge: Edge
+    edge: Edge  # start or end of the sender
 
 
 @dataclass(frozen=True)
@@ -157,9 +151,7 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A timeline ready to be written, made by :func:`resolve`: ids are assigned, and nothing in it would be refused
-    by Perfetto.
-    """
+    """A timeline ready to be written: ids are assigned, and Perfetto refuses nothing in it."""
 
     base_ns: int  # the earliest moment: time 0 of the file
     processes: list[tuple[int, Process]]
@@ -178,8 +170,8 @@ class Resolved:
 def resolve(trace: Trace) -> Resolved:
     """Assign ids to processes and threads, nest the slices, and place the ends of arrows.
 
-    An arrow without both ends is omitted. The first thread of a process has the id of the process, as on Linux. Ids are
-    unique and ascend in the order of the lists, because viewers without a sort index order threads by id.
+    An arrow without both ends is omitted. The first thread of a process has the id of the process, as on Linux. Ids
+    ascend in the order of the lists, because viewers without a sort index order threads by id.
     """
     number = 1
     processes, rows, places = [], [], {}
@@ -208,9 +200,7 @@ def resolve(trace: Trace) -> Resolved:
 
 
 def _shown(one: Slice) -> Slice:
-    """Return the slice with unprintable characters of its names made visible, because a profile may contain any
-    text.
-    """
+    """Return the slice with unprintable characters of its names made visible: a profile may contain any text."""
     args = one.args
     if args is not None and not all(not isinstance(value, str) or value.isprintable() for value in args.values()):
         args = {key: visible(value) if isinstance(value, str) else value for key, value in args.items()}
@@ -221,10 +211,7 @@ def _shown(one: Slice) -> Slice:
 
 
 def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
-    """Return a moment at which an arrow binds to slice ``one``: it must be the slice of its thread that started last.
-
-    None if there is no such moment.
-    """
+    """Return a moment at which ``one`` is the last started slice of its thread, where arrows bind; None without one."""
     since, until = one.slice.start_ns, one.slice.end_ns
     if one.first_child_ns is None:
         return CounterPoint(row.pid, row.tid, since if edge == "start" else until - 1)  # the end itself is outside
@@ -280,15 +267,12 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """Steps of a run that the timeline shows, chosen by :func:`last_steps`.
-
-    ``ranges``: their times as sorted, disjoint [since, until) in ns of CLOCK_MONOTONIC.
-    """
+    """Steps of a run that the timeline shows."""
 
     run: RunData
     sources: Sources
     steps: list[ShownStep]
-    ranges: list[Range]
+    ranges: list[Range]  # their times: sorted, disjoint [since, until) in ns of CLOCK_MONOTONIC
     spans: list[ShownSpan]  # spans that overlap the ranges, and workers' spans of the batches received in them
 
     @property
@@ -307,9 +291,7 @@ class Window:
 
 
 def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
-    """Return the first finished run of each arm that has steps, followed by the arm's profiled run, in the order of
-    the arms.
-    """
+    """Return for each arm its first finished run that has steps, and its profiled run, in the order of the arms."""
     order = {arm.name: index for index, arm in enumerate(study.arms)}
     chosen: dict[tuple[str, bool], RunData] = {}
     for run in sorted(runs, key=lambda run: run.record.block):
@@ -384,10 +366,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
-    """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them.
-
-    Spans without a role belong to no process and are omitted.
-    """
+    """Return spans with a role that overlap ``ranges``, and workers' spans of the batches received in them."""
     if not run.has_spans or not ranges:
         return []
     import pyarrow.compute as pc
@@ -413,10 +392,7 @@ FILE = "file"  # column: the profile that a row comes from
 
 @dataclass(frozen=True)
 class Sources:
-    """Data that the probes recorded in a run, read by :func:`read_sources`.
-
-    A table is None if its probe did not run.
-    """
+    """Data that the probes recorded in a run; a table is None if its probe did not run."""
 
     operators: pa.Table | None = None  # harness.study.traces.kineto: one table, or several with a column FILE
     stacks: pa.Table | None = None  # harness.study.traces.py_spy
@@ -429,10 +405,7 @@ NO_SOURCES = Sources()
 
 
 def read_sources(run: RunData) -> Sources:
-    """Read profiles and stack samples from the run's folder.
-
-    A file that cannot be read becomes a line of ``problems``.
-    """
+    """Read profiles and stack samples of a run; a file that cannot be read becomes a line of ``problems``."""
     if run.folder is None:
         return NO_SOURCES
     import pyarrow as pa
@@ -458,13 +431,10 @@ def roles(run: RunData) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class RecordedFiles:
-    """Profiles, stacks and costs of a study, read by :func:`read_recorded`.
-
-    ``names``: the files of each profiled arm, as paths relative to the report.
-    """
+    """Profiles, stacks and costs of a study."""
 
     profiled: Sequence[ProfiledRun] = ()
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # each profiled arm's files, relative to report
     sources: Mapping[tuple[str, int], Sources] = field(default_factory=dict)  # for the timeline, by arm and block
     problems: Sequence[str] = ()  # files that could not be read, a line each
     cost: PredictedCost | None = None  # prediction and expense, if there was a budget
@@ -474,10 +444,7 @@ NO_FILES = RecordedFiles()
 
 
 def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
-    """Read the profiles and stacks of ``runs``, and the study's cost.json.
-
-    A file that cannot be read becomes a problem.
-    """
+    """Read the profiles and stacks of ``runs``, and the study's cost.json; an unreadable file becomes a problem."""
     profiled: list[ProfiledRun] = []
     names: dict[str, Sequence[str]] = {}
     by_run: dict[tuple[str, int], Sources] = {}

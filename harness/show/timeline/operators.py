@@ -1,8 +1,7 @@
 """Puts profiles on the timeline: torch.profiler's operators, kernels and memory, and py-spy's samples.
 
-They have rows of their own beside the ledger's rows: events of two clocks that differ by a microsecond would not nest.
-A slice of samples does not measure one call: it begins and ends with a sample, and several calls between two samples
-look like one. Frames at the root of every sample of a thread (the interpreter's start, our own frames) are left out.
+They have rows beside the ledger's: events of two clocks that differ by a microsecond would not nest. A slice of samples
+may cover several calls. Frames at the root of every sample of a thread (the interpreter's start) are left out.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ def shown(table: pa.Table) -> pa.Table:
 
 
 def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row (of :func:`shown`) the duration in ns that decides if it is kept, and how many events it
-    costs.
-
-    A launch has the duration of its longest kernel if that is longer. A kept kernel thus keeps its launch and the arrow
-    from it. The arrow's two events count for the kernel.
+    """Return for each row (of :func:`shown`) the duration in ns that decides if it is kept, and its number of events. A
+    launch has the duration of its longest kernel if that is longer, so a kept kernel keeps its launch. The two events
+    of the arrow between them count for the kernel.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -87,7 +84,6 @@ def add_operators(
     table: pa.Table, run: str, processes: Mapping[str, Process], main_threads: Mapping[str, int]
 ) -> list[Arrow]:
     """Add the rows (of :func:`shown`) as slices to ``processes`` by role. Return the arrows from launches to kernels.
-
     ``run``: name that makes slice keys unique. ``main_threads``: id of each role's main thread. Rows of unknown roles
     are skipped.
     """
@@ -144,10 +140,7 @@ def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> l
 
 
 def _values(table: pa.Table, name: str) -> list[Any]:
-    """Return a column as Python objects; a list of None if it is missing.
-
-    Faster than ``to_pylist`` for integers and dictionary-encoded texts.
-    """
+    """Return a column as Python objects (faster than ``to_pylist``), all None if it is missing."""
     import pyarrow as pa
 
     column = table[name] if name in table.column_names else pa.nulls(len(table))
@@ -173,10 +166,7 @@ _SAMPLE_COLUMNS = ("pid", "tid", "role", "name", "start_ns", "duration_ns")
 
 
 def sample_slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Table:
-    """Return a table of slices from stack ``samples`` (``traces.py_spy.read_stacks``) that overlap ``ranges``.
-
-    Each row is one frame of a thread, for as long as consecutive samples contain it.
-    """
+    """Return slices of ``samples`` in ``ranges``: one per frame while consecutive samples of a thread contain it."""
     import pyarrow as pa
 
     by_thread: dict[tuple[int, int, str], list[Stack]] = {}
@@ -202,9 +192,7 @@ def _without_roots(stacks: Sequence[Stack]) -> Iterator[Stack]:
 
 
 def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
-    """Return (function (file), start_ns, end_ns) of each frame, for as long as consecutive stacks contain it at one
-    depth.
-    """
+    """Return (function (file), start_ns, end_ns) of each frame while consecutive stacks contain it at one depth."""
     pieces: list[tuple[str, int, int]] = []
     open_frames: list[tuple[str, int]] = []
     last_ns = 0
@@ -222,10 +210,7 @@ def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
 
 
 def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: Mapping[int, str]) -> None:
-    """Add the rows (of :func:`sample_slices`) as slices to ``processes`` by role. Missing processes are created.
-
-    ``roles``: role by process id, for samples of the role "other".
-    """
+    """Add the rows of :func:`sample_slices` to ``processes`` by role. ``roles``: by process id, for role "other"."""
     for pid, tid, role, name, start, duration in zip(
         *(table[name].to_pylist() for name in _SAMPLE_COLUMNS), strict=True
     ):

