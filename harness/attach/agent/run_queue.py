@@ -182,21 +182,16 @@ def children_asked_ns() -> dict[int, int]:
     """Return the time in ns for which each descendant process ran or waited for a core, by process id.
 
     CHILD_PROCESSES_MAX processes at most are read. The parent of a process is read once.
-    A child has a higher id than its parent, until the ids wrap around.
     """
-    own = os.getpid()
-    if own not in _parents:  # first call, or first call in a forked child
-        _parents.clear()
-        _parents[own] = 0
-    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) > own)
-    for pid in pids:
-        if pid not in _parents:
-            _parents[pid] = _parent_of(pid)
-    family = {own}
-    for pid in pids:
-        if _parents[pid] in family:
-            family.add(pid)
-    family.discard(own)
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    for pid in _parents.keys() - pids:
+        del _parents[pid]
+    for pid in pids - _parents.keys():
+        _parents[pid] = _parent_of(pid)
+    family, generation = set[int](), {os.getpid()}
+    while generation:
+        generation = {pid for pid, parent in _parents.items() if parent in generation} - family
+        family |= generation
     return {pid: _process_asked_ns(pid) for pid in sorted(family)[:CHILD_PROCESSES_MAX]}
 
 
