@@ -107,9 +107,7 @@ def _settings(raw: Path) -> Mapping[str, object]:
 def _with_torch(found: ProbesRecord, folder: Path, one: AttachedProcess, raw: Path) -> ProbesRecord:
     name, window, offsets, error_ns = one.noted("torch_profiler")[-1]
     record = TorchProfilerRecord(
-        windows=(tuple(window),),
-        realtime_minus_monotonic_ns=tuple(offsets),
-        clock_error_ns=error_ns,
+        windows=(tuple(window),), realtime_minus_monotonic_ns=tuple(offsets), clock_error_ns=error_ns
     )
     problem = None
     try:

@@ -333,13 +333,7 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                 yield {**row, "spent_ms": ns / 1e6}
     for number, times in totals.collections.items():
         place, _function, code, _called = places.get(number, ("", "", "", ""))
-        yield {
-            "kind": GC,
-            "place": place,
-            "code": code,
-            "times": times,
-            "spent_ms": totals.collecting_ns[number] / 1e6,
-        }
+        yield {"kind": GC, "place": place, "code": code, "times": times, "spent_ms": totals.collecting_ns[number] / 1e6}
 
 
 def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:

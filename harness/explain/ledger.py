@@ -506,11 +506,7 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
 
 
 def speed(
-    baseline: Blocks,
-    candidate: Blocks,
-    rate: Rate,
-    confidence: float = CONFIDENCE,
-    alike: Likeness | None = None,
+    baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
     """Return the speed of ``candidate`` / ``baseline`` by ``rate``: a ratio with its interval over blocks.
 

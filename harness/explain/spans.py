@@ -118,10 +118,7 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
 
 
 def in_order(moments: Int) -> Int:
-    """Return the distinct moments, sorted.
-
-    Much faster than ``np.unique`` for a few columns that are already sorted.
-    """
+    """Return the distinct moments, sorted. Much faster than ``np.unique`` for a few columns that are already sorted."""
     ordered = np.sort(moments, kind="stable")
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 

@@ -387,11 +387,7 @@ def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
 
 
 def _named(
-    placed: _Placed,
-    run: RunData,
-    ledger: RunLedger,
-    causes: Sequence[SlowCause],
-    excess: Mapping[str, float],
+    placed: _Placed, run: RunData, ledger: RunLedger, causes: Sequence[SlowCause], excess: Mapping[str, float]
 ) -> _Parts:
     """Return the parts of a training step in ms, given its phases without waits for a core.
 

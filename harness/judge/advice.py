@@ -22,13 +22,7 @@ from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.whatif import validation_arms
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
-from harness.judge.policy import (
-    ADVICE_REPLICATES,
-    ADVISED_GAIN_MIN,
-    ADVISED_WORKERS,
-    AS_GOOD_WITHIN,
-    WORKER_MULTIPLES,
-)
+from harness.judge.policy import ADVICE_REPLICATES, ADVISED_GAIN_MIN, ADVISED_WORKERS, AS_GOOD_WITHIN, WORKER_MULTIPLES
 from harness.judge.predictions import (
     bar_of,
     clears,

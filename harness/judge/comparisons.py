@@ -449,11 +449,7 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 
 
 def _same_again(
-    baseline: str,
-    candidate: str,
-    arms: Mapping[str, Blocks],
-    controls: Controls,
-    rate: Rate,
+    baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
 ) -> tuple[Estimate | Absent, str | None]:
     """Return (the speed ratio of an A/A control to its arm, that arm's name); (Absent, None) without a usable control.
 

@@ -364,11 +364,7 @@ def _sessions(baseline: Blocks, candidate: Blocks) -> list[Confound]:
 
 
 def _blocks(
-    baseline: Blocks,
-    candidate: Blocks,
-    records: Mapping[str, Sequence[RunRecord]],
-    names: tuple[str, str],
-    blocks: int,
+    baseline: Blocks, candidate: Blocks, records: Mapping[str, Sequence[RunRecord]], names: tuple[str, str], blocks: int
 ) -> list[Confound]:
     differences = []
     for name, finished in zip(names, (baseline, candidate), strict=True):

@@ -30,12 +30,7 @@ from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import from_amounts, reach_of_mean
 from harness.explain.unusual_steps import NO_PHASE, long_steps, without_long
 from harness.judge.doubts import Doubt, doubt, in_order
-from harness.judge.policy import (
-    CORE_WAIT_SHARE_MAX,
-    COSTED_LONG_RATIO,
-    DRIFT_MIN,
-    WORST_OF_STEPS,
-)
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, COSTED_LONG_RATIO, DRIFT_MIN, WORST_OF_STEPS
 from harness.study.contract import PHASES
 
 HOUR_S = 3600.0

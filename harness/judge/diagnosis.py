@@ -492,12 +492,5 @@ def _no_part(wall: Wall, arm: ArmReport) -> Diagnosis:
     largest = wall.parts[0]
     remedy = _unsampled(largest, arm, None)
     return Diagnosis(
-        "unknown",
-        largest.name,
-        largest.ms,
-        wall.share(largest),
-        saving=None,
-        at_most=True,
-        remedy=remedy,
-        part=largest,
+        "unknown", largest.name, largest.ms, wall.share(largest), saving=None, at_most=True, remedy=remedy, part=largest
     )

@@ -75,12 +75,7 @@ def explained_by(tokens_ratio: float) -> float:
 
 
 def compare_losses(
-    names: tuple[str, str],
-    baseline: Blocks,
-    candidate: Blocks,
-    control: Blocks,
-    *,
-    tokens_ratio: float = 1.0,
+    names: tuple[str, str], baseline: Blocks, candidate: Blocks, control: Blocks, *, tokens_ratio: float = 1.0
 ) -> Losses:
     """Return the losses of both arms, and whether they diverged or differ.
 

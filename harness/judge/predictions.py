@@ -231,10 +231,7 @@ def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction)
 
     Every report and command shows this same list.
     """
-    doubts = [
-        *prediction_doubts(found, arm, few_blocks_remedy(among.study)),
-        *loader_doubts(among.runs[arm], replays),
-    ]
+    doubts = [*prediction_doubts(found, arm, few_blocks_remedy(among.study)), *loader_doubts(among.runs[arm], replays)]
     gain_min = max(among.floor(arm) or 0.0, found.validation.typical, ADVISED_GAIN_MIN)
     edit_names, serial = ", ".join(found.edits.texts), serial_speedup(replays, found)
     if clears(found.speedup, gain_min) and is_serial(serial, gain_min):

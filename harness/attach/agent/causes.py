@@ -215,13 +215,7 @@ class _WaitAudit:
     # ---- warnings
 
     def _show(
-        self,
-        message: Any,
-        category: Any,
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
+        self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
     ) -> None:
         """Stand in for ``warnings.showwarning``: record torch's warning about a wait, and pass on any other warning.
 

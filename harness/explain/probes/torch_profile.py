@@ -109,11 +109,7 @@ def together(*columns: Integers) -> Integers:
 
 # Host events by torch's categories. Python frames (with stack: true) are left out. They would take the self time around
 # every operator, and py-spy samples Python.
-KINDS = {
-    "cpu_op": "operator",
-    "user_annotation": "mark",
-    **dict.fromkeys(RUNTIME_CALLS, "runtime call"),
-}
+KINDS = {"cpu_op": "operator", "user_annotation": "mark", **dict.fromkeys(RUNTIME_CALLS, "runtime call")}
 _IDS = ("correlation", "external_id")
 
 

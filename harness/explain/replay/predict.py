@@ -16,13 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.lead_use import MadeBy, SlowWorker, slow_worker
-from harness.explain.policy import (
-    BATCHES_AHEAD_MAX,
-    CONFIDENCE,
-    MIN_BLOCKS,
-    PREDICTED_STEPS_MAX,
-    PREDICTION_REPLICATES,
-)
+from harness.explain.policy import BATCHES_AHEAD_MAX, CONFIDENCE, MIN_BLOCKS, PREDICTED_STEPS_MAX, PREDICTION_REPLICATES
 from harness.explain.replay.attribution import PathLink, PathTime, Removal, critical_path_ms, removals, widened_removals
 from harness.explain.replay.batches import RecordedBatches
 from harness.explain.replay.costs import Stretch, stretch
@@ -286,14 +280,7 @@ def _in_order(recording: Recording) -> Simulated | None:
 
 
 def _edited(
-    run: _Run,
-    makes: tuple[Make, Make],
-    offsets: Array,
-    then: Stretch,
-    tokens: float | None,
-    *,
-    kept: bool,
-    few: bool,
+    run: _Run, makes: tuple[Make, Make], offsets: Array, then: Stretch, tokens: float | None, *, kept: bool, few: bool
 ) -> _Edited:
     """Return ``run`` with its edited replay.
 
