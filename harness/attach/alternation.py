@@ -1,7 +1,6 @@
 """Start a command that takes turns with others, let it run steps, and suspend its processes in between.
 
-The agent in the command's processes waits at the start of a step (``agent/gate.py``), once per rank. Between its turns,
-every process of the command is stopped (SIGSTOP), so that it uses no core.
+Each rank's agent waits at the start of a step (``agent/gate.py``). Between turns, every process is stopped (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ ALTERNATION_BEAT_S = 5.0  # maximum seconds between two heartbeats of a command 
 
 
 class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The command ended, sent a fault or was silent for too long, before it was asked to end.
-
-    The message says which.
-    """
+    """The command ended, sent a fault or was silent for too long, before it was asked to end."""
 
 
 class CommandOver(CommandFailed):
@@ -58,10 +54,7 @@ class _Rank:
 
 @dataclass
 class AlternatingCommand:
-    """A command under the agent, in its own session, that runs steps only in its turns.
-
-    ``comparison.py`` makes one per run.
-    """
+    """A command under the agent, in its own session, that runs steps only in its turns."""
 
     program: Sequence[str]
     raw: Path  # folder of the agent's records
@@ -99,11 +92,9 @@ class AlternatingCommand:
             self._gather(listening)
 
     def take(self, repetition: int, steps: int) -> None:
-        """Let the command run ``steps`` measured steps, and wait for their end.
+        """Let the command run ``steps`` measured steps, and wait for their end. ``repetition``: of this turn, from 0.
 
-        ``repetition``: number of this turn, from 0.
-        Raises CommandFailed if the command fails or is silent for too long, and CommandOver if it ends without an
-        error.
+        Raises CommandFailed if it fails or is silent for too long, and CommandOver if it ends without an error.
         """
         self.doing = f"in repetition {repetition + 1}"
         self._order(
@@ -123,10 +114,7 @@ class AlternatingCommand:
         self._signal_all(signal.SIGCONT)
 
     def end(self) -> int | None:
-        """Let the command leave its training loop and end.
-
-        Return its exit code (-N for signal N); None if it had to be killed.
-        """
+        """Let the command leave its loop and return its exit code (-N: signal N); None if it had to be killed."""
         self.doing = "ending"
         with suppress(CommandFailed):
             self._order({"end": True})
@@ -153,10 +141,7 @@ class AlternatingCommand:
                 self._process.wait(_KILLED_S)
 
     def _gather(self, listening: socket.socket) -> None:
-        """Wait until all ranks of the command have connected to ``listening``.
-
-        The first rank's message contains their number.
-        """
+        """Wait until all ranks (their number is in the first message) have connected to ``listening``."""
         expected = 1
         since_s = time.monotonic()
         while len(self._ranks) < expected:
@@ -186,7 +171,7 @@ class AlternatingCommand:
                 self._check_ended(at_once=True)
 
     def _listen(self) -> bool:
-        """Read messages of the ranks, waiting ALTERNATION_LOOK_S at most. Return True if there were any.
+        """Read messages of the ranks for ALTERNATION_LOOK_S at most; return True if there were any.
 
         Raises CommandFailed if a rank has ended or reports that its recording failed.
         """
@@ -218,10 +203,7 @@ class AlternatingCommand:
             raise CommandFailed(f"{symptom} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
-        """Describe the process that blocks the command: its state, and the likely cause with its fix.
-
-        Return the error's text if /proc cannot be read.
-        """
+        """Describe the blocking process's state, cause and fix; the error's text if /proc is unreadable."""
         assert self._process is not None
         if self.doing == STARTING:  # the ranks at the gate wait for the missing ones
             pid, key = self._process.pid, "limits.start_s"

@@ -1,7 +1,7 @@
 """Put the profilers' records of a command into the study, as a separate run beside the profiled arm.
 
-The run's steps end with the profiled window, or begin with a window that comes last. None of them is measured. Its
-files are those of a scenario's profiled run, so every reader of such runs shows them.
+Its steps, none of them measured, end with the profiled window, or begin with one that comes last. Its files are those
+of a scenario's profiled run.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def profiled_arm(arm: str) -> str:
 
 
 def profiled_steps(one: AttachedProcess) -> int:
-    """Return the number of steps from the program's start to the end of its profiled window; 0 without such a window.
+    """Return the steps from the program's start to the end of its profiled window, or of a process that ended in it.
 
-    A window after the measured steps does not count. If the process ended within the window, return all its steps.
+    0 without a window, or if it is after the measured steps.
     """
     if one.noted("closing"):
         return 0
@@ -53,10 +53,7 @@ def closing_step(one: AttachedProcess) -> int | None:
 
 
 class ProfiledWindows:
-    """Profiler records of a command in the folder ``raw``, to be put into its study. :func:`make_study` makes one.
-
-    ``problems``: what failed in :meth:`put`, one line each.
-    """
+    """Profiler records of a command in the folder ``raw``, to be put into its study."""
 
     def __init__(self, raw: Path) -> None:
         self._raw = raw
@@ -66,10 +63,9 @@ class ProfiledWindows:
         self.problems: list[str] = []
 
     def put(self, folder: Path, one: AttachedProcess) -> None:
-        """Write the profiler records of the process ``one`` into its run folder ``folder``, which has its tables
-        already.
+        """Write the profiler records of the process ``one`` into its run folder, which has its tables already.
 
-        py-spy's samples cover all processes of the command. They go to the process that asked for them.
+        py-spy's samples of all processes go to the process that asked for them.
         """
         probes = ProbesRecord()
         if one.noted("import_roots"):

@@ -30,10 +30,7 @@ LEAST_FORCED = 0.2  # share of the time in Python code: less is not representati
 
 @dataclass(frozen=True)
 class ExecResult:
-    """Result of a recorded command: arms of the processes that trained, and faults.
-
-    Without arms, no training was recorded.
-    """
+    """Result of a recorded command: arms of the processes that trained (none: no training), and faults."""
 
     trained: tuple[str, ...]  # names of their arms
     started: bool  # True if a Python process imported torch with the agent in it
@@ -151,10 +148,9 @@ def _runs(
 
 
 def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None) -> dict[str, float] | None:
-    """Return the duration in ms of each part of the whole program (start-up, measured steps, ...).
+    """Return the ms of each part of the whole program (start-up, measured steps, ...); None if no step began.
 
-    None if no step began. ``profiled``: index of the profiled window in ``blocks``; None without one.
-    Start-up and end are included only for a command that this process started (``ended``).
+    ``profiled``: index of the profiled window in ``blocks``, or None. ``ended``: None without start-up and end.
     """
     begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:
@@ -179,10 +175,7 @@ def _text(program: Sequence[str]) -> str:
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
-    """Return one arm name per process: "rank-0", ...
-
-    if the processes have different ranks, else "script", "script-2", ...
-    """
+    """Return an arm name per process: "rank-0", ... if ranks differ, else "script", "script-2", ..."""
     ranks = [process.process.rank for process in trained]
     if len(trained) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
         return [f"rank-{rank}" for rank in ranks]
@@ -201,8 +194,8 @@ def record_of(
 ) -> RunRecord:
     """Return the run record of the process ``one`` for the steps in ``totals``; "failed" if no step was measured.
 
-    ``code``: exit code of the command; None if killed.
-    ``whole``: causes that hold for the whole process; None: find them in ``totals``, its only block.
+    ``code``: exit code of the command; None if killed. ``whole``: causes of the whole process; None: those in
+    ``totals``.
     """
     whole = tuple(program_causes(one, [totals])) if whole is None else whole
     workers, prefetch = one.loader
@@ -266,10 +259,9 @@ def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return the place where the main thread was blocked longest outside all phases, as in ``train.py:31 (read)``.
+    """Return the place that blocked the main thread longest outside phases, as in ``train.py:31 (read)``.
 
-    None if it explains less than half of the time blocked outside phases.
-    Only a few early steps are watched, so a rare long wait (a checkpoint) is not among them.
+    None if it explains less than half of that time. Few early steps are watched: rare long waits are not among them.
     """
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
     is_majority = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
@@ -277,10 +269,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
-    """Return the causes of slow steps in ``totals``, as rows of harness.explain.causes.
-
-    They are the noted waits and copies, counted events (such as compilations) and sampled places.
-    """
+    """Return causes of slow steps in ``totals``, as rows: noted waits and copies, counted events, sampled places."""
     reasons: Counter[tuple[str, str]] = Counter()
     for place, reason, seconds in one.noted("recompiled"):
         reasons[place, reason] += seconds
@@ -304,7 +293,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
     """Yield rows on sampled code places, waits for the interpreter lock, evaluations and garbage collections.
 
-    Nothing is yielded if none was recorded. Places below LEAST_CAUSE_SHARE of the time are left out.
+    Places below LEAST_CAUSE_SHARE of the time are left out.
     """
     if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
@@ -337,11 +326,10 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
 
 
 def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
-    """Return (nanoseconds, is_end) for each place of the phase, by place number.
+    """Return (nanoseconds, True if it is only the end of that time) for each place of the phase, by place number.
 
-    ``is_end``: True if the place only marks the end of that time.
-    A late look stands for Python code. Its time is spread over the places that ran Python code for long (FORCED).
-    If these are few, the code ran in short pieces, and the place at the end of a piece gets its time.
+    A late look's time is spread over places that ran Python code for long (FORCED). If these are few, the code ran in
+    short pieces, and the place at the end of a piece gets its time.
     """
     spent_by_look: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
     for (sampled_phase, number, waited), ns in totals.sampled_ns.items():
@@ -358,10 +346,9 @@ def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
 
 
 def _ns_of_look(totals: StepTotals, phase: str) -> float:
-    """Return the factor from sampled to real nanoseconds in a phase, whose real duration is known.
+    """Return the factor from sampled to real nanoseconds in a phase ("": outside all), whose real duration is known.
 
-    ``phase``: "" for the time outside all phases.
-    No look includes garbage collections. They count as outside all phases, as in :mod:`harness.explain.wall`.
+    Garbage collections, which no look includes, count as outside all phases, as in :mod:`harness.explain.wall`.
     """
     alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
     sampled_ns = sum(ns for (sampled_phase, _, _), ns in totals.sampled_ns.items() if sampled_phase in alike)

@@ -1,7 +1,6 @@
 """Note when each batch of a worker arrived in the main process, and when it was unpacked there.
 
-In a program that always waits for its batches, the wait hides the cost of receiving them. ``trainer/data/arrivals.py``
-notes the same in the harness's own loop.
+Where every batch is waited for, the wait hides the cost of receiving. Own loop: ``trainer/data/arrivals.py``.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ class _Noted:
 
 
 def watch(iterator: Any) -> None:
-    """Note the arrival times of all batches that this DataLoader iterator takes from its workers' queue.
-
-    Do nothing if this torch version has no such queue. Called once per iterator; later calls have no effect.
-    """
+    """Note arrivals from this DataLoader iterator's worker queue, if this torch has one; later calls have no effect."""
     if hasattr(iterator, _NAME):
         return
     noted = _Noted()
@@ -47,11 +43,9 @@ def watch(iterator: Any) -> None:
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """Return the times of the iterator's current batch, and drop them.
+    """Return and drop the times of the iterator's current batch; None if no arrival was noted for it.
 
-    The values are arrival, end of unpacking (both ns, CLOCK_MONOTONIC), and True if the main thread waited for the
-    batch.
-    None if no arrival was noted for this batch.
+    Values: arrival, end of unpacking (both ns, CLOCK_MONOTONIC), and True if the main thread waited for the batch.
     """
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None

@@ -1,6 +1,6 @@
 """Look in a few steps for causes that have no duration of their own: hooks that pile up, and settings left on.
 
-The looks become rarer with time: see ``boundaries.later``. An error in this module ends only this module's work.
+The looks become rarer with time (``boundaries.later``). An error in this module ends only this module's work.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ def trains(roots: list[Any]) -> None:
 
 
 def backward_begins() -> None:
-    """Count a backward pass of a DistributedDataParallel, and separately if it synchronizes gradients.
-
-    Note both counts after SYNCED_STEPS steps, then stop counting.
-    """
+    """Count DistributedDataParallel's backward passes and those that synchronize, for SYNCED_STEPS steps."""
     global parallel
     module = parallel() if parallel is not None else None
     if module is None:
@@ -94,10 +91,9 @@ def _on_step(number: int) -> None:
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of hooks by kind (forward, backward, tensor), and a place such as ``train.py:31``.
+    """Return the number of all modules' hooks by kind (forward, backward, tensor), and a place such as ``train.py:31``.
 
-    The numbers cover all modules. The place is that of the newest hook in the module with most hooks of one type.
-    It is "" if unknown.
+    The place ("" if unknown) is that of the newest hook in the module with most hooks of one type.
     """
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     largest, newest = 0, None
