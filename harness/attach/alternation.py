@@ -70,10 +70,7 @@ class AlternatingCommand:
     _keeper: Keeper | None = None  # ends the processes that the command starts
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until all its ranks are at the gate.
-
-        Raises CommandFailed if they do not arrive in time, and BudgetSpent if the study's time is over.
-        """
+        """Start the command until all ranks are at the gate. Raises CommandFailed or BudgetSpent if late."""
         replace(settings, gate=str(self.gate)).write(self.raw)
         self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
@@ -171,10 +168,7 @@ class AlternatingCommand:
                 self._check_ended(at_once=True)
 
     def _listen(self) -> bool:
-        """Read messages of the ranks for ALTERNATION_LOOK_S at most; return True if there were any.
-
-        Raises CommandFailed if a rank has ended or reports that its recording failed.
-        """
+        """Return True if ranks sent messages within ALTERNATION_LOOK_S. Raises CommandFailed on failures."""
         waiting = {rank.connection: rank for rank in self._ranks if not rank.done}
         ready = select.select(list(waiting), [], [], ALTERNATION_LOOK_S)[0]
         for connection in ready:
@@ -219,10 +213,7 @@ class AlternatingCommand:
         return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
-        """Raise CommandFailed if the command has ended; CommandOver if its exit code is 0.
-
-        ``at_once``: a training process has ended, so the command counts as ended.
-        """
+        """Raise CommandFailed (exit code 0: CommandOver) if the command, or ``at_once`` a rank, ended."""
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):
@@ -258,10 +249,7 @@ class AlternatingCommand:
         return ""
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Send the signal ``number`` to all processes of the command, parents first, until no new process appears.
-
-        Orphaned processes are found by their environment variable.
-        """
+        """Send ``number`` to all processes of the command, orphans too, parents first, until none is new."""
         process = self._process
         pids = [process.pid] if process is not None and process.returncode is None else []
         done: set[int] = set()

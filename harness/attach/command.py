@@ -70,10 +70,7 @@ MARK = "HARNESS_ATTACH"  # environment variable: the agent's record folder, whic
 
 
 def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
-    """Return this process's environment with the changes that load the agent, which records into ``raw``.
-
-    ``places``: import folders that come before all others except the agent's.
-    """
+    """Return this process's environment, changed to load the agent. ``places``: further import folders."""
     path = os.pathsep.join([str(SHIM), *places, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, MARK: str(raw)}
 

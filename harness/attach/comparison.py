@@ -193,10 +193,7 @@ class _CommandRun:
         return self.arm.program, self.arm.folder, self.arm.path
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until it is ready for its first turn. Raises CommandFailed if it does not start.
-
-        In block 0, a start that fails within SOON_S is retried once, as the cause may have passed.
-        """
+        """Start the command until its first turn, with one retry in block 0. Raises CommandFailed if it fails."""
         settings = replace(settings, control=self.arm.control)
         begun_s = time.monotonic()
         try:
@@ -230,10 +227,7 @@ class _CommandRun:
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
-        """Write the run's tables and record, and delete the raw records. Return True if it finished without error.
-
-        ``session``: id shared by the runs of a block. ``position``: place of the arm in the block, from 0.
-        """
+        """Write tables and record, and delete the raw records. Return True if the run finished without error."""
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)

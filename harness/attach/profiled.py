@@ -34,10 +34,7 @@ def profiled_arm(arm: str) -> str:
 
 
 def profiled_steps(one: AttachedProcess) -> int:
-    """Return the steps from the program's start to the end of its profiled window, or of a process that ended in it.
-
-    0 without a window, or if it is after the measured steps.
-    """
+    """Return the steps up to the end of a profiled window before the measured steps; 0 without one."""
     if one.noted("closing"):
         return 0
     ends = one.noted("profiled")
@@ -63,10 +60,7 @@ class ProfiledWindows:
         self.problems: list[str] = []
 
     def put(self, folder: Path, one: AttachedProcess) -> None:
-        """Write the profiler records of the process ``one`` into its run folder, which has its tables already.
-
-        py-spy's samples of all processes go to the process that asked for them.
-        """
+        """Write profiler records of ``one`` into its run folder; it gets py-spy's samples if it asked for them."""
         probes = ProbesRecord()
         if one.noted("import_roots"):
             probes, self._stacks = self._stacks or probes, None

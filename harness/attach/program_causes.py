@@ -116,10 +116,7 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
 
 
 def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row if memory grows evenly from step to step and would soon be full.
-
-    The first third of the readings is dropped, because a program fills its caches then. A step's last reading counts.
-    """
+    """Yield a row if memory grows evenly after the first third of readings and would soon be full."""
     readings = list({reading[0]: reading for totals in blocks for reading in totals.memory}.values())
     readings = readings[len(readings) // 3 :]
     steps, wall_ns = (sum(getattr(totals, name) for totals in blocks) for name in ("measured", "wall_ns"))

@@ -29,10 +29,7 @@ LATE_S = 60  # seconds allowed for the steps at both ends of the window, which m
 
 
 def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int) -> None:
-    """Wait until the command asks for py-spy, then sample it until its window of ``seconds`` is over or it ends.
-
-    The samples and a record of them, or of py-spy's error, go into ``raw``.
-    """
+    """Wait until the command asks for py-spy, sample it into ``raw``, and record the samples or the error."""
     while not (raw / ASKED).exists():
         if process.poll() is not None:
             return
@@ -53,10 +50,7 @@ def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int)
 
 
 def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:
-    """Sample with py-spy into ``output`` until the command marks the window's end or ends, or the time limit passes.
-
-    Return how it was recorded. Raises SpyFailed.
-    """
+    """Sample with py-spy into ``output`` until the window, the command or the time is over. Raises SpyFailed."""
     settings = PySpySettings(seconds=seconds)
     recording = SpyRecording(options(settings, "chrometrace"), output, metronome=True)
     try:

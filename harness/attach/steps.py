@@ -321,10 +321,7 @@ def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: E
 
 
 def _works(one: AttachedProcess) -> Iterator[Kernel]:
-    """Yield the device work of the process as kernels, timed on the host's clock, in launch order.
-
-    None if the comparison of both clocks is incomplete. The file holds the work some steps later.
-    """
+    """Yield the process's device work as kernels, on the host's clock, in launch order; none if clocks are unknown."""
     clocks = one.noted("device_clock")
     if len(clocks) != 2 or one.noted("device_fault"):  # a part is missing, for example in a killed program
         return
@@ -344,10 +341,7 @@ def _left(steps: int, found: Sequence[StepTotals]) -> int:
 
 
 def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[Event]]]:
-    """Yield each step as (start event, events until the next start, end event or None, events of the kinds in MARKS).
-
-    The program's last events belong to its last step.
-    """
+    """Yield each step as (start event, events until the next start, end event or None, events in MARKS)."""
     begun: Event | None = None
     for portion in events(path):
         last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
@@ -360,10 +354,7 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[
 
 
 def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, alternating: bool) -> Event:
-    """Return a step's start event with its repetition number, and True last if unmeasured: warm-up, or with ``marks``.
-
-    Also count the step in ``totals``.
-    """
+    """Return a step's start event with repetition, and True if unmeasured (warm-up, ``marks``); count the step."""
     (kind, now, reading, number, repetition, warmup), ended = step.begun, step.ended
     warming_up = bool(warmup or totals.begun < totals.warming_up)
     evaluated = [event[1] for event in marks if event[0] == EVALUATION]

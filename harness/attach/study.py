@@ -48,10 +48,7 @@ def make_study(
     begun_utc: str,
     ended: Ended | None = None,
 ) -> ExecResult:
-    """Create the study in ``folder`` from the records in ``raw``, one arm per process that trained.
-
-    ``code``: exit code of the command. ``ended``: its times; None if this process did not start it.
-    """
+    """Create the study in ``folder``, an arm per process that trained. ``ended``: None if not started by us."""
     processes = read(raw)
     workers = [process for process in processes if process.made]
     trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
@@ -116,10 +113,7 @@ def _runs(
     begun_utc: str,
     ended: Ended | None,
 ) -> tuple[list[RunRecord], int]:
-    """Write the tables of the process ``one`` as blocks of ``arm``, and its profiled window as a separate run.
-
-    Return the run records, and the number of steps left out because a signal handler raised in them.
-    """
+    """Write tables of ``one`` by block, and of its profiled window; return records and number of broken steps."""
     profiled, closing = profiled_steps(one), closing_step(one)
 
     def folder_of(block: int) -> Path:
@@ -259,10 +253,7 @@ def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return the place that blocked the main thread longest outside phases, as in ``train.py:31 (read)``.
-
-    None if it explains less than half of that time. Few early steps are watched: rare long waits are not among them.
-    """
+    """Return the place that blocked early steps most outside phases, if for half of that time, or None."""
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
     is_majority = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
     return str(place) if place is not None and is_majority else None
@@ -291,10 +282,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
 
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
-    """Yield rows on sampled code places, waits for the interpreter lock, evaluations and garbage collections.
-
-    Places below LEAST_CAUSE_SHARE of the time are left out.
-    """
+    """Yield rows on own code, the interpreter lock, evaluations, collections; from LEAST_CAUSE_SHARE on."""
     if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}

@@ -76,10 +76,7 @@ class SyncCall:
 
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Return hidden data work in ms per step, by the kernel that ran at the same time; empty without measured steps.
-
-    Without a device: by phase of the main thread, or ``other``. Values are scaled to sum to the ledger's hidden time.
-    """
+    """Return hidden data work (ms per step, sum as in the ledger) by the kernel, or host phase, that ran beside it."""
     measured = _measured(run)
     if measured is None:
         return {}

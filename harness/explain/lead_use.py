@@ -273,10 +273,7 @@ def used_leads(
 
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
-    """Return the lead used up over all repetitions of an arm's runs; None if they are too few for an interval.
-
-    It is capped by the workers' pace: a slow batch uses up lead that the steps around it restore.
-    """
+    """Return the lead used up over an arm's repetitions, up to what the workers' pace allows; None with too few."""
     repetitions = [repetition for run in runs for repetition in run.values()]
     if len(repetitions) < MIN_BLOCKS:
         return None
@@ -362,10 +359,7 @@ class MadeBy(NamedTuple):
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
-    """Return the worker slower than the fastest one in all ``blocks``; None without one, or if chance may explain it.
-
-    Chance is tested by the rank sums of the batches of both, at a level shared by all pairs of workers.
-    """
+    """Return the worker that is slower than the fastest in all ``blocks``, beyond chance (rank sums), or None."""
     made_by = list(blocks)
     medians = [
         {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
@@ -394,10 +388,7 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
 
 
 def long_reads(ms: Array) -> LongReads | None:
-    """Return the long reads of ``ms``, by batch: few, most of the time, at equal intervals; None without any.
-
-    Equal intervals exclude reads that are long because they had no core.
-    """
+    """Return the reads in ``ms`` (by batch) that are few, take most of the time, and are evenly spaced, or None."""
     if not len(ms) or not ms.any():
         return None
     chosen = (ms > LONG_READ_FACTOR * np.median(ms)) & (ms > ms.max() / LONG_READ_FACTOR)

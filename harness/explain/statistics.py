@@ -84,10 +84,7 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
-    """Return log(candidate / baseline) for each block that both have, in order of the blocks.
-
-    If ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
-    """
+    """Return log(candidate / baseline) by common block; of ``alternated`` ones over common repetitions only."""
     logs = []
     for block in sorted(set(baseline) & set(candidate)):
         ours, theirs = baseline[block], candidate[block]

@@ -88,10 +88,7 @@ def without_long(wall_ns: Array) -> Array:
 
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
-    """Return the long steps of ``step_ms``; None if none or all are long.
-
-    ``typical_ms``: typical step. ``longest``: index into ``phases`` by step, see :func:`longest_phases`.
-    """
+    """Return the steps that are long against ``typical_ms``, with their phase; None if none or all are long."""
     long = step_ms > LONG_STEP_FACTOR * typical_ms
     if not long.any() or long.all():
         return None
@@ -191,10 +188,7 @@ def _centres(logs: Array, middle: float) -> tuple[float, float] | None:
 
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
-    """True if the runs of one kind are nearly equal, with enough runs of each kind.
-
-    ``typical``: median log step of each run. ``middle`` separates the kinds; ``way``: distance between them.
-    """
+    """Return True if the runs of each kind are enough and nearly equal. ``typical``: median log step of each run."""
     kinds = [[median for median in typical if (median > middle) == above] for above in (False, True)]
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 
@@ -331,10 +325,7 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
 
 
 def costly_until(values: Array) -> tuple[int, int] | None:
-    """Return the places of the first and last step with the cost; None without one, or if the cost may come again.
-
-    ``values``: a phase's time in each step. An occasional cost has ended after several times its longest interval.
-    """
+    """Return the first and last step with the cost in ``values`` (a phase by step); None if it may come again."""
     excess = _excess(values) if len(values) else values
     if not excess.any():
         return None

@@ -166,10 +166,7 @@ class _Placed(NamedTuple):
 
 
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
-    """Return the parts of the wall clock of an attached arm; None for other arms.
-
-    ``ledgers``: by block. ``typical_ms``: the median step of all blocks.
-    """
+    """Return the parts of an attached arm's wall clock; None for others. ``typical_ms``: median step of all blocks."""
     pairs = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
     pairs = [(run, ledger) for run, ledger in pairs if run.record.facts.attached is not None and ledger.phase_ms]
     if not pairs:

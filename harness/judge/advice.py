@@ -222,20 +222,14 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
 
 
 def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -> AdviceBar | None:
-    """Return why the loader's record bars recommending a change with a predicted speed-up; None if nothing bars it.
-
-    "serial": no speed-up above ``least`` (a fraction) remains if workers wait for one shared resource.
-    """
+    """Return why the loader's record bars recommending a change that gains ``least`` (a fraction) or more, or None."""
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
     return "serial" if is_serial(one.serial, least) else None
 
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
-    """Return why the prediction of a change is not reliable; None if it is.
-
-    ``contradicted``: an arm's measurement contradicts this prediction, or that of another value of the setting.
-    """
+    """Return why a prediction is unreliable, or None. ``contradicted``: by an arm with this or another value."""
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
     validation = one.prediction.validation

@@ -140,10 +140,7 @@ def _stored_per_text(facts: RunFacts) -> float | None:
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Return the cores by part (rank 0 only; empty without spans), and the sampled cores of all processes of all ranks.
-
-    The second value is None if not sampled, or if processes lived too short or ran on other machines.
-    """
+    """Return rank 0's cores by part (empty without spans), and all ranks' sampled cores (None: unknown)."""
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
     roles = {} if not loads else {role.role: role.cores for role in loads[0].roles if role.role != "sampler"}

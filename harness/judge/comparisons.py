@@ -334,10 +334,7 @@ def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Dou
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
-    """Return (cores used by other processes, all cores) during the runs of ``sides``; None if not recorded.
-
-    Other processes: the median over blocks, of the arm with more. All cores: the largest number of any run.
-    """
+    """Return (cores of other processes: median over blocks of the busier arm; all cores); None if not recorded."""
     runs = [[*blocks.values()] for blocks in sides]
     others_by_side = [[run.other_cpu_cores for run in side if run.other_cpu_cores is not None] for side in runs]
     totals = [cores for side in runs for run in side if (cores := _cores_of(run.record))]
@@ -364,10 +361,7 @@ def used_share(blocks: Blocks) -> float:
 
 
 def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
-    """Return the similarity of neighbouring blocks, from all arms and A/A controls; None without baseline runs.
-
-    It widens every interval of a ratio to the baseline, so one ratio has one interval everywhere.
-    """
+    """Return the similarity of neighbouring blocks of all arms and controls; None without baseline runs."""
     if not arms.get(baseline):
         return None
     plain = [blocks for blocks in arms.values() if blocks and next(iter(blocks.values())).record.control is None]
@@ -424,10 +418,7 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 def _same_again(
     baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
 ) -> tuple[Estimate | Absent, str | None]:
-    """Return (the speed ratio of an A/A control to its arm, that arm's name); (Absent, None) without a usable control.
-
-    The arm is the baseline if it has a control, else the candidate, else another arm on the same device.
-    """
+    """Return (A/A control / arm, arm) for the baseline, else the candidate, else another arm on the device."""
     reason = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]

@@ -167,10 +167,7 @@ def confounds(
 
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
-    """Return one confound if used-up prefetched batches may explain the difference of the arms; else an empty tuple.
-
-    ``shares``: part of a step by which each arm may be faster for this. ``effect``: relative difference, no larger.
-    """
+    """Return a confound if lead that the arms used up (``shares`` of a step) may explain their difference ``effect``."""
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
 
@@ -287,10 +284,7 @@ def useful_fraction(blocks: Blocks) -> float | None:
 
 
 def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Return a confound if steps of both arms have different numbers of tokens although no setting explains it.
-
-    More loader workers mean more warm-up steps, so that later batches of the same order are measured.
-    """
+    """Return a confound if tokens per step differ without a setting: more workers measure later batches."""
     for base, compared in _pairs(baseline, candidate):
         first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
         differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}

@@ -70,9 +70,9 @@ Compare = Callable[[str, str], Measured | Missing]
 def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
-    """Return one entry for each of ``arms`` (no controls); empty if ``scenario`` has no ``isolated_baseline``.
+    """Return an entry for each arm; empty without ``isolated_baseline``.
 
-    ``compared``: function that compares (baseline, arm) by the rules of the study.
+    ``compared``: compares by the study's rules.
     """
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
@@ -157,10 +157,7 @@ def is_probe_control(control: str | None) -> bool:
 def probe_costs(
     arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks], runs: Sequence[RunData] = ()
 ) -> list[ProbeCost]:
-    """Return the probe costs that the study's controls measured. ``ledgers``: finished runs by arm.
-
-    A probe that did not run in one of ``runs`` is skipped; the report gives the reason.
-    """
+    """Return the probe costs that the study's controls measured, without probes that failed in one of ``runs``."""
     idle = {run.record.arm for run in runs if _idle(run)}
     return list(_costs(arms, {arm: blocks for arm, blocks in ledgers.items() if arm not in idle}))
 

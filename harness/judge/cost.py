@@ -452,10 +452,7 @@ class PredictedCost:
         return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
 
     def left_s(self, done: float) -> float:
-        """Return the expected remaining seconds when the share ``done`` of the steps is done.
-
-        A resumed training starts and ends once more, however few steps are left. A study resumes with complete runs.
-        """
+        """Return the expected seconds left at the share ``done``; a resumed training starts and ends again."""
         total = self.total.likely
         fixed_s = sum_of(arm.startup + arm.ending for arm in self.arms).likely if self.of == "training" else 0.0
         return fixed_s + (total - fixed_s) * (1 - done) if done < 1 else 0.0

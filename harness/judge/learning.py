@@ -189,10 +189,7 @@ class Learning:
 def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
-    """Return the curves of all arms that were evaluated, or None. ``runs``: of each arm, in the order of blocks.
-
-    ``one_training``: the blocks of an arm are parts of one training, so they form one curve.
-    """
+    """Return the curves of arms that were evaluated, or None. ``one_training``: the blocks of an arm form one curve."""
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
         ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))

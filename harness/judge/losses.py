@@ -96,10 +96,7 @@ def compare_losses(
 
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
-    """Return both arms' shares of repeated rows among equally many rows; None if they agree or are unknown.
-
-    Only runs without a loss record repeated rows: in other runs the loss shows what they trained on.
-    """
+    """Return both arms' shares of repeated rows among equally many; None if equal, unknown, or losses show more."""
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
     if last < 0 or (rows := 2**last) < policy.ROWS_COMPARED_MIN:
@@ -247,10 +244,7 @@ def _steps(first: Sequence[int | None]) -> Estimate | None:
 
 
 def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """Return the number of steps until a mean of :data:`LOSS_STEPS` losses reaches ``target``; None if it never does.
-
-    ``steps`` and ``losses``: of one run, in order. A mean that includes NaN does not reach it.
-    """
+    """Return the steps until a mean of :data:`LOSS_STEPS` losses (none NaN) reaches ``target``, or None."""
     if len(losses) < LOSS_STEPS:
         return None
     means = np.lib.stride_tricks.sliding_window_view(losses, LOSS_STEPS).mean(axis=1)

@@ -221,10 +221,7 @@ def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction)
 
 
 def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Sequence[RunData]]) -> tuple[WhatIf, ...]:
-    """Return the comparison of two arms unedited, then under each of the scenario's what-if edits; empty without edits.
-
-    A candidate that already is the edited baseline (two ranks instead of one) checks the prediction.
-    """
+    """Return the comparison of two arms unedited, then under each what-if edit of the scenario; empty without any."""
     edit_list = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
     among = StudyRuns(study, runs)
     return tuple(_whatif(among, names, edits) for edits in (Edits(), *edit_list)) if edit_list else ()

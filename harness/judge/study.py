@@ -106,10 +106,7 @@ def _nothing(_run: RunData) -> None:
 def analyse(
     study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = _nothing
 ) -> StudyReport:
-    """Return the report on ``study`` from ``runs``, which may be incomplete, failed or empty.
-
-    ``while_whole`` is called with each run while its spans and derived columns are in memory, one run at a time.
-    """
+    """Return the report on ``runs``, complete or not. ``while_whole``: called with each run while it is in memory."""
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
     uses = _uses(study, arms)  # also of A/A controls, because they limit the certainty of a claim
@@ -490,10 +487,7 @@ def arm_doubts(
     blocks: Blocks,
     few_blocks: RemedyKind = "more blocks",
 ) -> tuple[Doubt, ...]:
-    """Return the doubts about the figures of one arm, most important first.
-
-    ``hidden``: unexplained time of an attached program, else None. ``few_blocks``: remedy for too few blocks.
-    """
+    """Return an arm's doubts, most important first. ``hidden``: unexplained time of an attached program."""
     entries = [*hidden.doubts(arm)] if hidden is not None else []
     attached = hidden is not None
     if 0 < len(blocks) < MIN_BLOCKS:  # For an attached program, blocks are parts of its one run.

@@ -43,10 +43,7 @@ def watch(iterator: Any) -> None:
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """Return and drop the times of the iterator's current batch; None if no arrival was noted for it.
-
-    Values: arrival, end of unpacking (both ns, CLOCK_MONOTONIC), and True if the main thread waited for the batch.
-    """
+    """Return (arrival, end of unpacking, True if awaited) of the current batch, in ns, once; None if not noted."""
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None
 

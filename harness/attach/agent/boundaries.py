@@ -225,10 +225,7 @@ def here() -> tuple[str, int, int, int]:
 
 
 def interrupted() -> None:
-    """End every open phase after a signal handler of the program raised within a hook.
-
-    The open step is not measured. Data that this hook had not yet recorded are lost.
-    """
+    """End every open phase after a program's signal handler raised within a hook; the step is not measured."""
     stages.forget()
     state.marked = state.maker = state.making = None
     state.core = stages.CpuReading()
@@ -343,10 +340,7 @@ def iterated(source: int, elapsed_ns: int) -> None:
 
 
 def evaluated() -> None:
-    """Record a model run without gradients: earlier batches count for training only if a backward pass follows.
-
-    (A teacher model runs like this, on a batch that its student is trained on.)
-    """
+    """Record a model run without gradients: earlier batches are for training only if a backward pass follows."""
     state.ran_without_gradients = True
     state.settled.clear()
 
@@ -360,10 +354,7 @@ def ran_out(source: int) -> None:
 
 
 def begins_anew(source: int) -> bool:
-    """Handle a new iterator of dataset ``source`` (id): if trained on, its next batch is the first after a restart.
-
-    Return True if the previous iterator ran out of batches; False if it was left early or did not exist.
-    """
+    """Handle a new iterator of dataset ``source`` (id). Return True if its previous one ran out of batches."""
     recording = state
     ended = source in recording.ended
     if source in recording.trained_on:
@@ -383,10 +374,7 @@ def trains() -> None:
 
 
 def backward_of(loss: Tensor) -> None:
-    """Count consecutive backward passes whose ``loss`` is not finite, with an event from LASTING such passes on.
-
-    Only a loss on the CPU is checked: the program would have to wait for another device.
-    """
+    """Note backward passes with a CPU ``loss`` that is not finite, if LASTING of them are consecutive."""
     recording, on_cpu = state, loss.is_cpu
     if not (recording.trained and on_cpu):
         _trains_on(loss.device)
@@ -408,10 +396,7 @@ def made_by(trace: Trace | None) -> None:
 
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
-    """Record the arrival of a training batch. ``trace``: who made it. ``samples``: its rows.
-
-    ``loader``: settings of its loader. ``items``: number of items that this process collated; 0 if unknown.
-    """
+    """Record the arrival of a training batch. ``trace``: its maker. ``items``: collated by this process; 0: unknown."""
     recording = state
     if recording.doubtful:
         recording.doubtful_loaders.append(loader)
@@ -472,10 +457,7 @@ def later(number: int) -> int:
 
 
 def _open_step() -> None:
-    """Begin the next step, in a program that takes turns at its turn.
-
-    Once the launcher ends the turns, set ``state.enough`` instead.
-    """
+    """Begin the next step, if need be after waiting for the turn; set ``state.enough`` once the turns have ended."""
     recording = state
     if (
         recording.most_steps is not None
@@ -606,10 +588,7 @@ def decide(*, optimizer: bool) -> None:
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write all events and end the last step, without work after its last update (saving, for example).
-
-    ``pause``: the event of a pause, after which the program continues. None at the end of the recording.
-    """
+    """Write all events and end the last step at its last update. ``pause``: the event of a pause; None: the end."""
     begun, ends = pause, pause is None
     resolve(training=False)
     if begun is None:
@@ -640,10 +619,7 @@ def write_whole_steps() -> None:
 
 
 def leave_if_enough() -> None:
-    """Raise SystemExit(0) if all steps that ``--steps`` asks for are measured.
-
-    This is the agent's only change to the program's control flow.
-    """
+    """Raise SystemExit(0) after the steps of ``--steps``: the agent's only change to the control flow."""
     if state.enough:
         state.enough = False
         record.note("ended", f"stopped after {state.steps - 1} steps (--steps)")

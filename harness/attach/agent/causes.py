@@ -210,10 +210,7 @@ class _WaitAudit:
     def _show(
         self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
     ) -> None:
-        """Stand in for ``warnings.showwarning``: record torch's warning about a wait, and pass on any other warning.
-
-        torch warns as the call that waited returns.
-        """
+        """Stand in for ``warnings.showwarning``: record torch's warning of a wait (as it ends); pass on others."""
         now = monotonic_ns()
         if not self.on or not _MESSAGE.match(str(message)):
             self.show_before(message, category, filename, lineno, file, line)

@@ -44,10 +44,7 @@ def times_more() -> int:
 
 
 def thrown_away(source: int, batch: Any) -> bool:
-    """Return True if ``batch`` is dropped and the step ends with it: control "data-only", in a turn of this program.
-
-    For the control "ideal-data", keep a copy of the first KEPT batches of ``source`` (id of the dataset).
-    """
+    """Return True if "data-only" drops ``batch`` and ends the step; for "ideal-data", keep KEPT first copies."""
     if boundaries.state.doubtful:
         return False
     control = record.settings.get("control")

@@ -139,10 +139,7 @@ def collect() -> list[tuple[Any, ...]]:
 
 
 def last() -> list[tuple[Any, ...]]:
-    """Wait for the remaining device work at the program's end (_LAST_LOOK_S at most) and return its WORK events.
-
-    Also compare both clocks a second time and end the recording. Empty without a CUDA device, and on an error.
-    """
+    """Wait for the remaining device work (_LAST_LOOK_S at most), end the recording, and return the WORK events."""
     if state.stream is None:
         return []
     until = time.monotonic() + _LAST_LOOK_S
@@ -170,10 +167,7 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return (event of the idle stream, host ns at which the device reached it), the most certain of _LOOKS tries.
-
-    Raises TimeoutError if the device is not idle in time.
-    """
+    """Return (event of the idle stream, host ns at which the device reached it). Raises TimeoutError if never idle."""
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

@@ -68,10 +68,7 @@ def let_through(error: Exception) -> None:
 
 
 def of_the_program(error: BaseException) -> bool:
-    """True if a signal handler of the program raised ``error`` in the middle of other code.
-
-    A frame is a handler if it is registered for a signal, or was called as (signal number, frame).
-    """
+    """True if a signal handler of the program (registered, or called like one) raised ``error`` in other code."""
     handlers = set(_codes_of_handlers())
     return any(frame.f_code in handlers or _called_as_handler(frame) for frame in _frames(error.__traceback__))
 

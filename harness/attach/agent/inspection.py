@@ -91,10 +91,7 @@ def _on_step(number: int) -> None:
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of all modules' hooks by kind (forward, backward, tensor), and a place such as ``train.py:31``.
-
-    The place ("" if unknown) is that of the newest hook in the module with most hooks of one type.
-    """
+    """Return the number of all hooks by kind, and the place of the newest in the module with most, or ""."""
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     largest, newest = 0, None
     for module in _modules(this):

@@ -224,10 +224,7 @@ def _epoch_batches(iterator: Any) -> int:
 
 
 def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
-    """Return which code makes each stage of a batch: dataset method, collate function and sampler.
-
-    Each entry is (stage, place such as ``train.py:31``, function, True if it makes one row at a time).
-    """
+    """Return (stage, place, function, True if row by row) of dataset method, collate function and sampler."""
     sampler = getattr(iterator, "_index_sampler", None)
     dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
     batched = _stored(dataset, "__getitems__") is not None
@@ -364,10 +361,7 @@ def _drained(iterator: Any) -> None:
 
 
 def _next_index(before: Any) -> Any:
-    """Return a wrapper of ``before`` that times the choice of a batch's items as the stage "sample".
-
-    The first call of an epoch shuffles, which may take seconds.
-    """
+    """Return ``before``, timed as the stage "sample": the first call of an epoch shuffles, perhaps for seconds."""
 
     def _next_index(self: Any) -> Any:
         if not guard.on or _depth != 1 or get_ident() != boundaries.recorded_thread:
@@ -463,10 +457,7 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """Return (tokens, samples) of a batch: elements and rows of its first tensor (:func:`first_tensor`), else zeros.
-
-    Tokens are 0 unless the tensor holds integers in at least two dimensions.
-    """
+    """Return (tokens, samples): integer elements and rows of a batch's first tensor, see :func:`first_tensor`, or 0."""
     first = first_tensor(batch)
     if first is None:
         return 0, 0

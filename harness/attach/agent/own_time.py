@@ -206,10 +206,7 @@ class _Sampler:
             sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
-        """Note the places (``frames``, by thread) of other Python threads that ran in the last ``since_ns``.
-
-        A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory, so ask the kernel.
-        """
+        """Note the places of other Python threads that ran in the last ``since_ns``, by the kernel's clocks."""
         thread_ids = [ident for ident in frames if ident != boundaries.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
         for thread_id in thread_ids:
@@ -339,10 +336,7 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
 
 
 def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
-    """Return True if the stack below ``frame`` has program code that autograd, and no module, called directly: a hook.
-
-    ``engine``: the backward pass was called in this thread, so that its call must be in the stack.
-    """
+    """True if autograd directly called program code below ``frame``. ``engine``: backward ran in this thread."""
     calls_program = False
     for _ in range(MAX_FRAMES):
         if frame is None or frame.f_code.co_name == _ENGINE:

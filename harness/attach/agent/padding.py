@@ -57,10 +57,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
-    """Return (positions, padding, padding in columns of padding only) of the batch's first rows, ``most`` positions.
-
-    None if the batch does not show its padding.
-    """
+    """Return (positions, padding, padding in columns of only that) of the batch's first rows; None if not shown."""
     ids, mask, labels = _parts(batch)
     grid = next((tensor for tensor in (ids, mask) if tensor is not None), None)
     if grid is None:

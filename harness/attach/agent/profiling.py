@@ -231,10 +231,7 @@ def _start(active: int) -> None:
 
 
 def _write(number: int) -> None:
-    """Stop torch's profiler at the start of step ``number`` (or after the last step), and write its trace.
-
-    If the program ended during the profiler's warm-up, write no trace and note the reason.
-    """
+    """Stop torch's profiler at the start of step ``number`` and write its trace, or note that it did not warm up."""
     profiler, end_ns = state.profiler, monotonic_ns()
     if number <= state.first:
         abandon()
@@ -259,10 +256,7 @@ def _call(action: Callable[[], None]) -> None:
 
 
 def _py_spy_is_over(number: int) -> bool:
-    """Advance py-spy's window to step ``number``: ask the launcher for it (once), or mark its start or end.
-
-    Return True if it is over or was not asked for. Raises TimeoutError if the launcher does not answer.
-    """
+    """Advance py-spy's window to step ``number``; True if over or not asked for. May raise TimeoutError."""
     seconds = record.number("profile_seconds")
     if not seconds:
         return True
@@ -288,10 +282,7 @@ def _py_spy_is_over(number: int) -> bool:
 
 
 def _agree(number: int) -> bool:
-    """Make all ranks end py-spy's window at the same step. Return True if known here. ``number``: step that begins.
-
-    The rank that asked for py-spy chooses ``number`` + 2: ranks that train together are never further apart.
-    """
+    """Make all ranks end py-spy's window at the step ``number`` + 2 of the one that asked; True if known here."""
     _, world = record.ranks()
     path = os.path.join(record.folder(), FROM)
     if world is None or world == 1:

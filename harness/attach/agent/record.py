@@ -37,10 +37,7 @@ settings: dict[str, int | str | None] = {}
 
 
 def begin(folder: str) -> bool:
-    """Start to record this process into ``folder``, with the agent's settings from its ``settings.json``.
-
-    Return False if the folder does not exist, or if a recording is already active.
-    """
+    """Start to record this process into ``folder``; False if there is no such folder or a recording is active."""
     global _folder, _registered
     if _folder or not os.path.isdir(folder):
         return False
@@ -158,10 +155,7 @@ class FrameFile:
 
 
 def _open() -> FrameFile | None:
-    """Create this process's file, write its facts, and return it; None if nothing is recorded.
-
-    Other threads see the file only after its first frame: readers reject a file that begins otherwise.
-    """
+    """Create this process's file, with its facts, before other threads see it; None if nothing is recorded."""
     global _file, _owner
     if not _folder:
         return None

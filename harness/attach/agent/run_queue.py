@@ -163,10 +163,7 @@ def times_ns(process: int, thread: int) -> tuple[int, int]:
 
 
 def children_asked_ns() -> dict[int, int]:
-    """Return the ns for which each descendant process ran or waited for a core, by id, CHILD_PROCESSES_MAX at most.
-
-    The parent of a process is read once: a child has a higher id, until the ids wrap around.
-    """
+    """Return the ns for which CHILD_PROCESSES_MAX descendants at most ran or waited for a core, by id."""
     own = os.getpid()
     if own not in _parents:  # first call, or first call in a forked child
         _parents.clear()

@@ -32,10 +32,7 @@ def forget() -> None:
 
 
 def count() -> Any:
-    """Return a sequence whose first number changes with each switch of the main thread; None if not allowed.
-
-    The first call decides, and its answer is kept.
-    """
+    """Return a sequence whose first number changes with each switch of the main thread; None if not allowed."""
     global _count, _asked
     if not _asked:
         _asked = True

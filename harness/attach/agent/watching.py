@@ -269,10 +269,7 @@ def _forward_begins() -> bool:
 
 
 def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> bool:
-    """Replace the function with this ``code`` by a version that is timed as the phase "fetch"; True if that worked.
-
-    ``namespace``: globals of its module. ``owner``: class of its ``self``; None for a plain function.
-    """
+    """Replace a function by a version timed as "fetch"; True if that worked. ``owner``: class of ``self``."""
     place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     record.note("batches", place)
     if code.co_flags & _GENERATOR:

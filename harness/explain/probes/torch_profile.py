@@ -470,10 +470,7 @@ def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float |
 def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
-    """Return the complete profiles, their windows, and a record of each profile or window without its counterpart.
-
-    A complete profile was not cut and has one mark per step. Without recorded windows all profiles count.
-    """
+    """Return uncut profiles (a mark per step), their windows, and a record of each one without the other."""
     import pyarrow.compute as pc
 
     if not windows:

@@ -441,10 +441,7 @@ class Split:
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
-    """Return what each stage cost each step, or the reason why the run's replay cannot give it.
-
-    ``waits_ns``: wait for data of each step; on a synchronous device the costs of a step sum to it.
-    """
+    """Return each stage's cost by step, or why no replay gives it; synchronous costs sum to ``waits_ns``."""
     if recording.device_not_recorded:
         return "device not recorded"
     present = present_stages(recording)

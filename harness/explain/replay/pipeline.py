@@ -252,10 +252,7 @@ def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
-    """Return True for each step at whose end the host waits for the device though no recorded step does.
-
-    Without blocking calls steps would be timed by their launches (launch/child.py, _take).
-    """
+    """Return True for steps at whose end the host waits for the device, which launches alone would not time."""
     events = [event for step_class in recording.classes for event in step_class.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
         return np.zeros(len(measured), dtype=np.bool_)

@@ -130,10 +130,7 @@ class Replays:
         return widened(likely, others)
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
-        """True if the prediction ``step_ms`` rests on workers that wait side by side.
-
-        If they wait one at a time, a step lasts as long as all of these waits.
-        """
+        """True if ``step_ms`` is only possible if workers wait side by side, and not one at a time."""
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
         return (workers > 1 and waited_ms > step_ms) or (workers < busy > 1 and waited_ms > step_ms / 2)
@@ -154,10 +151,7 @@ class Replays:
         return _prediction(edited_runs, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
-        """Return the step time if the loader of another arm (``data_runs``) had fed the runs, block by block.
-
-        The interval includes every reading of the runs and of that loader. Raises ReplayError if no block has both.
-        """
+        """Return the step time with the loader of ``data_runs``, by block. Raises ReplayError without a common one."""
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
         likely, *others = (

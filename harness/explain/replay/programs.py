@@ -102,10 +102,7 @@ class _Moment(NamedTuple):
 def classes(
     bounds: Sequence[tuple[int, int]], phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> tuple[tuple[StepClass, ...], NDArray[np.int64]]:
-    """Return the classes of steps with the same sequence of events, and the number of each step's class.
-
-    ``bounds``: (start, end) of each step in ns. The other rows are sorted by start.
-    """
+    """Return the classes of steps with the same sequence of events, and the class of each step. Times in ns."""
     by_sequence: dict[tuple[tuple[str, str, str, int], ...], list[tuple[int, list[_Moment]]]] = {}
     for row, (start, end) in enumerate(bounds):
         moments = _program(

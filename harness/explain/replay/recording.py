@@ -219,10 +219,7 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """Return the recording of a run, computed once, cut after REPLAYED_STEPS_MAX measured steps.
-
-    Raises ReplayError if it did not finish or its record lacks what a replay needs.
-    """
+    """Return a run's recording, computed once, REPLAYED_STEPS_MAX steps at most. Raises ReplayError without one."""
     result = run.once("recording", lambda: _record(run))
     if isinstance(result, ReplayError):
         raise result

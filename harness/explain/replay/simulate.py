@@ -358,10 +358,7 @@ def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
 
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
-    """Return a simulation for each of ``makes``, repeated until its contention agrees with its step time.
-
-    ``makes``: functions that build a pipeline for given contention. ``then``: contention to start with.
-    """
+    """Return a simulation for each of ``makes``, repeated from contention ``then`` until it agrees with the step time."""
     stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))

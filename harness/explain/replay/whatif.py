@@ -49,9 +49,9 @@ class Sweep:
 
 
 def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
-    """Return key and values, (number, text as given) in rising order, of a text such as ``device=1x,2x,4x``.
+    """Return key and rising (number, text) values of ``device=1x,2x``.
 
-    Raises InputError (one line) for invalid text, or if ``edits`` set the same key.
+    Raises InputError, also for a key of ``edits``.
     """
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or key not in SWEPT:
@@ -102,10 +102,7 @@ def _share(full: Prediction, free: Prediction) -> float:
 def _crossing(
     key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
 ) -> Crossing:
-    """Return the value between two neighbours where tokenization begins or ceases to matter, found by bisection.
-
-    ``before``: it matters at the lower one. ``matters``: function of a value's text, a replay each.
-    """
+    """Return, by bisection, the value between two neighbours at which tokenization begins or ceases to matter."""
     lower, upper = low[0], high[0]
     for _ in range(_HALVINGS):
         middle = math.sqrt(lower * upper) if key == "device" else (lower + upper) // 2

@@ -209,10 +209,7 @@ def throttled(reasons: Array) -> dict[str, float] | None:
 
 
 def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
-    """Return (from, to) in MHz of the largest fall between median clocks of parts of the run; None if it is small.
-
-    The parts are consecutive, with equally many samples, so that one odd sample decides nothing.
-    """
+    """Return (from, to) in MHz of the largest fall between median clocks of equal parts of a run; None if small."""
     parts = [
         float(np.median(part))
         for part in np.array_split(mhz[np.argsort(t_ns, kind="stable")], policy.CLOCK_PARTS)

@@ -72,10 +72,7 @@ def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> P
 def with_device_busy(
     report: StudyReport, profiles: Sequence[TorchProfile], cards: Sequence[DeviceHealth] = ()
 ) -> StudyReport:
-    """Return ``report`` with a narrower device busy time, and step limits, for arms whose CUDA events leave it open.
-
-    It comes from a profiled window, or is a lower bound from the SM activity of ``cards``.
-    """
+    """Return ``report`` with open device busy times narrowed by profiled windows or SM activity of ``cards``."""
     kernel_ms = {
         profile.arm: (profile.operators.device_ms if profile.launched_ms is None else profile.launched_ms)
         / profile.steps
