@@ -70,7 +70,7 @@ class AlternatingCommand:
     _keeper: Keeper | None = None  # ends the processes that the command starts
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command until all ranks are at the gate. Raises CommandFailed or BudgetSpent if late."""
+        """Start the command and wait for all ranks at the gate. Raises CommandFailed, BudgetSpent if too late."""
         replace(settings, gate=str(self.gate)).write(self.raw)
         self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
@@ -213,7 +213,7 @@ class AlternatingCommand:
         return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
-        """Raise CommandFailed (exit code 0: CommandOver) if the command, or ``at_once`` a rank, ended."""
+        """Raise CommandFailed (CommandOver for exit code 0) if the command or, ``at_once``, a rank has ended."""
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):

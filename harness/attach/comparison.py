@@ -193,7 +193,7 @@ class _CommandRun:
         return self.arm.program, self.arm.folder, self.arm.path
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command until its first turn, with one retry in block 0. Raises CommandFailed if it fails."""
+        """Start the command and wait for its first turn; one retry in block 0. Raises CommandFailed if it fails."""
         settings = replace(settings, control=self.arm.control)
         begun_s = time.monotonic()
         try:
@@ -272,10 +272,10 @@ class _CommandRun:
 class _BlockOutcome(NamedTuple):
     """Outcome of one block of a comparison."""
 
-    finished: bool  # every command
-    started: bool  # at least two arms (or the only one), without controls
+    finished: bool  # every command finished
+    started: bool  # at least two arms (or the only one) started, without controls
     over: str | None = None  # arm that ended by itself before its steps were measured
-    repetitions: int = 0  # completed by all commands
+    repetitions: int = 0  # repetitions completed by all commands
 
 
 def _run_block(

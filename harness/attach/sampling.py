@@ -29,7 +29,7 @@ LATE_S = 60  # seconds allowed for the steps at both ends of the window, which m
 
 
 def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int) -> None:
-    """Wait until the command asks for py-spy, sample it into ``raw``, and record the samples or the error."""
+    """Sample the command with py-spy into ``raw`` once it asks, until its window ends; record samples or error."""
     while not (raw / ASKED).exists():
         if process.poll() is not None:
             return

@@ -48,7 +48,7 @@ def make_study(
     begun_utc: str,
     ended: Ended | None = None,
 ) -> ExecResult:
-    """Create the study in ``folder``, an arm per process that trained. ``ended``: None if not started by us."""
+    """Create the study in ``folder``, one arm per process that trained. ``ended``: None if not started here."""
     processes = read(raw)
     workers = [process for process in processes if process.made]
     trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
@@ -113,7 +113,7 @@ def _runs(
     begun_utc: str,
     ended: Ended | None,
 ) -> tuple[list[RunRecord], int]:
-    """Write tables of ``one`` by block, and of its profiled window; return records and number of broken steps."""
+    """Write the tables of ``one`` by block and profiled window; return records and the number of steps left out."""
     profiled, closing = profiled_steps(one), closing_step(one)
 
     def folder_of(block: int) -> Path:
@@ -253,7 +253,7 @@ def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return the place that blocked early steps most outside phases, if for half of that time, or None."""
+    """Return the place outside phases that blocked early steps most, ``train.py:31 (read)``; None below half."""
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
     is_majority = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
     return str(place) if place is not None and is_majority else None

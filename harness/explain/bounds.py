@@ -62,10 +62,10 @@ from harness.study.run_data import RunData
 
 
 class KernelTime(NamedTuple):
-    """Device time in ns of the kernels and copies of one kind of work, over its profiled pieces."""
+    """Device time in ns of the kernels and copies in a profiled piece of one kind of work, such as "forward"."""
 
     least_ns: int
-    usual_ns: int  # mean
+    usual_ns: int  # mean; the others are the least and the most
     most_ns: int
 
 
@@ -142,7 +142,7 @@ class DeviceWork:
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """Return the ns at which the device began each piece, by this reading; profiled kernel time ends the piece."""
+        """Return when (ns) the device began each piece, by this reading; a profiled kernel time ends with the piece."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
@@ -407,7 +407,7 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
-    """Return the least work (ns) queued at the end of a step's launches, (steps,); infinite if none was known."""
+    """Return the least work (ns) queued as a launch of each step ended; infinite if the device never worked then."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     meets = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])

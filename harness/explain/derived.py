@@ -59,7 +59,7 @@ class Derived(NamedTuple):
     """A steps table with its derived columns; :func:`with_derived` makes it."""
 
     table: pa.Table
-    changed: bool  # the stored columns differed
+    changed: bool  # True if the stored columns differed
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
     otherwise: NDArray[np.float64] | None = None  # data costs by the other readings, (readings, steps) ns
 

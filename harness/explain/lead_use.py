@@ -113,7 +113,7 @@ def round_robin(count: int, workers: int) -> Makers:
 
 
 def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
-    """Return the makers of ``count`` batches from each worker or NO_WORKER in ``recorded``; unknown ones take turns."""
+    """Return the makers of ``count`` batches from the ``recorded`` worker numbers; unrecorded ones take turns."""
     worker = np.full(count, NO_WORKER, dtype=np.int64)
     worker[: len(recorded)] = recorded[:count]
     worker[worker >= workers] = NO_WORKER
@@ -131,8 +131,8 @@ class MadeBatches(NamedTuple):
     began: Array
     ready: Array
     received: Array
-    taken: Array  # the loop, or its device, began to use the batch
-    awaited: NDArray[np.bool_]  # not ready before its fetch began
+    taken: Array  # when the loop, or its device, began to use the batch
+    awaited: NDArray[np.bool_]  # True if not ready before its fetch began
 
 
 class Leads(NamedTuple):
@@ -209,7 +209,7 @@ def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> fl
 class UsedLead(NamedTuple):
     """Lead that the measured steps of one repetition used up."""
 
-    used_ns: float  # per worker
+    used_ns: float  # lead per worker that was used up
     wall_ns: float  # time of these steps
     ahead_ns: float = 0.0  # growth of the host's lead over its device
     pace_ns: float = math.nan  # workers' time for as many batches at the mean pace of the run; NaN: unknown
@@ -217,7 +217,7 @@ class UsedLead(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadUse:
-    """Share of a step by which steps were faster than is sustainable, as batches were ready; 95 % interval."""
+    """Share of a step by which steps were unsustainably fast, as batches were ready ahead of time; 95 % interval."""
 
     share: float
     ci_low: float

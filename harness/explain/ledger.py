@@ -197,7 +197,7 @@ class DerivedSteps(NamedTuple):
 
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
-    """Return the steps of ``run`` with derived columns (as recorded without spans), once; a None table without one."""
+    """Return the steps of ``run`` with derived columns, computed once (as recorded without spans; None: no steps)."""
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -271,7 +271,7 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Return unmeasured steps between measured ones, with their longest phases; without marked and first ones."""
+    """Return the unmeasured steps between measured ones, except marked and first ones, with their longest phases."""
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]

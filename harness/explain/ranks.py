@@ -176,7 +176,7 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
-    """Return the speed gain with fetch times (rank, step) as ``edit`` returns them, over both bounds of the waits."""
+    """Return the speed gain if fetch times (rank, step) change as by ``edit``, over both bounds of the waits."""
     readings: list[Estimate] = []
     for saved_ns in (_saved, _saved_at_least, _saved_at_most):
         logs = []
@@ -264,7 +264,7 @@ class _RankArrivals:
     start: Float
     wall: Float
     tokens: Float
-    arrival: Float  # the rank was ready for the exchange; NaN: unknown
+    arrival: Float  # when the rank was ready for the exchange; NaN: unknown
     data: Float  # time of all data work
     exchange_end: Float
     parts: dict[str, Float]  # time by part, from the previous exchange to the arrival
@@ -422,7 +422,7 @@ def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> 
 
 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
-    """Return the rank, and its part of the step, that the others wait for most; None without. ``known``: by step."""
+    """Return the rank, and its part of the step, that others wait for most. ``known``: steps with all arrivals."""
     steps = int(known.sum())
     arrivals = np.stack([rank.arrival[known] for rank in ranks])
     last = arrivals.max(axis=0)
@@ -453,7 +453,7 @@ def _beyond(slow: Float, other: Float) -> Float:
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Return the mean over blocks. A straggler that nearly all blocks name stays, if its excess exceeds the scatter."""
+    """Return the mean over blocks; with a straggler that nearly all name, if its excess exceeds the scatter."""
     if not reports:
         return None
     named = [report.straggler for report in reports if report.straggler is not None]

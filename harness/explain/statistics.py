@@ -100,7 +100,7 @@ def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bo
 def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return median and interval of exp(value), one logarithm per block; as :func:`from_block_values`."""
+    """Return median and interval of exp(value), from one logarithm per block; see :func:`from_block_values`."""
     log_estimate = from_block_values(logs, confidence, alike)
     if log_estimate is None:
         return None
@@ -177,7 +177,7 @@ class Likeness:
     probabilities: tuple[float, ...]
 
     def widening(self, blocks: int) -> float:
-        """Return the factor by which neighbours' similarity widens an interval: the root of the variance factor."""
+        """Return the factor by which an interval over ``blocks`` widens: the root of the mean variance factor."""
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 

@@ -50,7 +50,7 @@ class LongSteps:
     of: int
     mean_ms: float  # mean of the long steps
     others_ms: float  # mean of the others
-    phase: str  # with most of the time above a typical step; "" if none has over half of it
+    phase: str  # phase with most of the time above a typical step; "" if none has over half of it
     range_ms: tuple[float, float] = (0.0, 0.0)  # shortest and longest of the long steps
 
 
@@ -82,7 +82,7 @@ def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
 
 
 def without_long(wall_ns: Array) -> Array:
-    """Return the step times with long ones as the median; unchanged above LONG_STEPS_SHARE_MAX of long steps."""
+    """Return step times with long ones replaced by the median; unchanged if over LONG_STEPS_SHARE_MAX are long."""
     long = wall_ns > LONG_STEP_FACTOR * np.median(wall_ns)
     return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= LONG_STEPS_SHARE_MAX else wall_ns
 
@@ -116,8 +116,8 @@ class StepKinds:
     slow_ms: float
     like_mean: float  # share of the steps that are near the mean of all
     runs: int
-    slow_runs: int | None = None  # mostly slow, if most runs have a single kind; else None
-    longest_share: float = 0.0  # steps above ``LONG_STEP_FACTOR`` typical slow ones
+    slow_runs: int | None = None  # runs with mostly slow steps, if most runs have a single kind; else None
+    longest_share: float = 0.0  # share of steps above ``LONG_STEP_FACTOR`` typical slow ones
     longest_ms: float = 0.0
 
     @property
@@ -205,7 +205,7 @@ class StepTimes:
     steps: int  # number of measured steps; the fields below include a part of them
     outliers: int
     median_ms: float
-    start_s: tuple[float, ...]  # since the first such step of the study
+    start_s: tuple[float, ...]  # seconds since the first such step of the study
     wall_ms: tuple[float, ...]
     step: tuple[int, ...]
     repetition: tuple[int, ...]
@@ -297,8 +297,8 @@ BASE_PERCENTILE = 10  # percentile of the steps that gives a step's base time
 class EndedCost:
     """A cost that some steps had and later ones no longer have; steps count from 1 in the program."""
 
-    first: int  # step with it
-    last: int  # step with it
+    first: int  # first step with it
+    last: int  # last step with it
     measured: int  # last measured step
     from_start: bool  # the first measured step had it
     ms: float  # mean over all measured steps of the time above a step's base time

@@ -94,7 +94,7 @@ def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
 
 
 class StageTimes(NamedTuple):
-    """Nanoseconds per step and stage by place, (rows, stages); places as in the module. Waits add up."""
+    """Nanoseconds per step and stage by place (see the module), (rows, stages); several waits of a step add up."""
 
     work: Int  # all time of the stages of the step's batches; transfer: only within the waits
     during: Int
@@ -252,7 +252,7 @@ def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
 def slack_at_fetches(
     waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int
 ) -> tuple[Int, NDArray[np.bool_]]:
-    """Return the ns still queued at each step's first fetch, and True where the step fetched."""
+    """Return the device work (ns) queued at each step's first fetch, and True where the step fetched."""
     slack, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
     inside = np.flatnonzero(waits.rows >= 0)
     first = inside[np.unique(waits.rows[inside], return_index=True)[1]]

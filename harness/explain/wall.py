@@ -404,7 +404,7 @@ def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> floa
 
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
-    """Move blocked time in ``parts`` to other ranks or threads with the lock; not beside an asynchronous device."""
+    """Move blocked time in ``parts`` to other ranks or lock-holding threads; not beside an asynchronous device."""
     if facts.asynchronous:
         return
     if (facts.ranks or 1) > 1:
@@ -476,7 +476,7 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
 
 
 def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
-    """Return the phases with waits for a core as a part, by each of two rules; once, unchanged, if unknown."""
+    """Return the phases with waits for a core as a separate part, by each of two rules; unchanged if unknown."""
     block = _block(run, ledger)
     if block is None:
         return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]

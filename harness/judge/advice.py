@@ -134,7 +134,7 @@ def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
 
 
 def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
-    """True if the arm's dataset has no index, by any run of its source: perhaps only workers open it."""
+    """True if a run with the arm's data source shows that it has no index; perhaps only workers open the source."""
 
     def source(run: RunData) -> object:
         return lookup(run.record.config, "data.source", None)

@@ -91,8 +91,8 @@ class JudgedClaim:
     values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
     processes: int | None = None  # "processes", "pool": number of processes
     cores: int | None = None
-    noise_floor: float | None = None  # fraction, of a ratio to the A/A control
-    differs: tuple[str, ...] = ()  # configuration keys besides those of the claim
+    noise_floor: float | None = None  # fraction: distance of an arm's ratio to its A/A control from 1
+    differs: tuple[str, ...] = ()  # configuration keys that differ besides those of the claim
     untested: str | None = None  # the tokenizing strategy, if equal although the claim compares two
     without: tuple[str, ...] = ()  # arms without a finished run that has the figure
 

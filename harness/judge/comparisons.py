@@ -418,7 +418,7 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 def _same_again(
     baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
 ) -> tuple[Estimate | Absent, str | None]:
-    """Return (A/A control / arm, arm) for the baseline, else the candidate, else another arm on the device."""
+    """Return (speed ratio A/A control / arm, arm's name): of the baseline, else the candidate, else another arm."""
     reason = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]

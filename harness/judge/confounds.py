@@ -167,7 +167,7 @@ def confounds(
 
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
-    """Return a confound if lead that the arms used up (``shares`` of a step) may explain their difference ``effect``."""
+    """Return a confound if lead that the arms used up (``shares`` of a step) may explain their difference."""
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
 

@@ -115,7 +115,7 @@ def _per_block(blocks: Blocks, rate: Rate | None) -> Estimate | None:
 
 
 def _sample_ms(alone: Blocks) -> Rate | None:
-    """Return a :data:`Rate` of (milliseconds, rows); None if rows have no fixed length (own or no sequences)."""
+    """Return a :data:`Rate` of (ms, rows); None if rows have no fixed length: own source, no ``sequence_length``."""
     config = next((run.record.config for run in alone.values()), {})
     length = lookup_number(config, "data.sequence_length", 0)
     if not length or lookup(config, "data.source") is not None:
@@ -142,7 +142,7 @@ class ProbeCost:
     probes: tuple[str, ...]  # "ledger", "host", ...; several: all probes of a measured run together
     against: Literal["nothing", "ledger"]  # configuration that the probes were added to
     share: Estimate  # added time / step without them (0.01: 1 % longer)
-    step_ms: float  # mean without them
+    step_ms: float  # mean step without them
 
     @property
     def cost_ms(self) -> float:
@@ -209,8 +209,8 @@ OF_RANKS = ("launch", "data.batch_size", "optimizer.accumulation", "compute.thre
 class LossCurve:
     """Loss of one run, as moving means over a tenth of the tokens; arrays have one value per mean."""
 
-    tokens: Float  # trained at the end of each mean
-    seconds: Float  # of steps, at the end of each mean
+    tokens: Float  # tokens trained at the end of each mean
+    seconds: Float  # seconds of steps at the end of each mean
     loss: Float
     error: float  # standard error of such a mean, from the differences of neighbouring steps
 

@@ -93,7 +93,7 @@ class ArmMeasurement:
 
     @property
     def plain_s(self) -> tuple[float, ...]:
-        """Typical steps in order: not step 0, on start-up's batches, or from the checkpoint on."""
+        """Seconds of steps in order, except step 0, those on batches of the start-up, and from the checkpoint on."""
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
 
@@ -173,12 +173,12 @@ class ArmMeasurement:
 
     @property
     def evaluation_pass(self) -> Spread:
-        """Seconds of a pass over held-out data: the last (the first builds data), worst the slowest; or 0."""
+        """Seconds of a pass over held-out data: the last one (the first builds data), at worst the slowest, or 0."""
         return _last_and_slowest(self.passes_s)
 
     @property
     def answering_pass(self) -> Spread:
-        """Seconds of a pass over multiple-choice questions: the last, at worst the slowest; or zeros."""
+        """Seconds of a pass over multiple-choice questions: the last one, at worst the slowest; 0: not measured."""
         return _last_and_slowest(self.answers_s)
 
     def one_checkpoint(self, every_s: float | None) -> Spread:
@@ -220,14 +220,14 @@ class ArmWork:
 
     steps: int
     starts: int = 1
-    imports: int = 1  # of the libraries, shared by the runs of one block
-    launches: int = 1  # of the command, shared by the runs of one block
-    passes: int = 0  # over held-out data
+    imports: int = 1  # number of imports of the libraries, shared by the runs of one block
+    launches: int = 1  # number of starts of the command, shared by the runs of one block
+    passes: int = 0  # number over held-out data
     answers: int = 0  # passes over multiple-choice questions
     checkpoint_every_steps: int | None = None
     checkpoint_every_s: float | None = None
-    last_checkpoint: bool = False  # one more at the end of each process
-    other_s: float = 0.0  # other time in all
+    last_checkpoint: bool = False  # True: one more at the end of each process
+    other_s: float = 0.0  # other time in all, in seconds
     passed_over: int = 0  # earlier steps whose data is built and dropped, unmeasured
     most_extra: int = 0  # maximum of extra warm-up steps that wait for data; worst case only
 
@@ -335,7 +335,7 @@ class HourlyPrice:
     source: PriceSource
     devices: int = 1
     name: str = ""  # profile that the price comes from; "" for another source
-    given_usd: float | None = None  # before it was rounded up; None if it was not
+    given_usd: float | None = None  # price before it was rounded up; None if it was not
 
     @property
     def per_hour_usd(self) -> float:
@@ -392,7 +392,7 @@ class PredictedCost:
     work: tuple[ArmWork, ...]
     prices: tuple[HourlyPrice | None, ...]
     limit: SpendingLimit | None = None
-    spent_s: float = 0.0  # so far, across resumes
+    spent_s: float = 0.0  # seconds spent so far, across resumes
     measuring_s: float = 0.0  # part of ``spent_s`` on first steps; not in the prediction
     standing: Standing = "unfinished"  # "stopped": the limit was reached
 

@@ -293,7 +293,7 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
 
 
 def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
-    """Return lines of mostly the ``growing`` time: its place, without own diagnosis; empty if growth is under half."""
+    """Return the lines whose time is mostly the growth that ``growing`` diagnoses; empty if growth is under half."""
     lines = [part for part in wall.parts if part.kind == CODE]
     if growing.part not in lines:  # The growth is within a phase; otherwise any line outside of all phases may grow.
         lines = [part for part in lines if part.name == growing.name]
@@ -348,7 +348,7 @@ def _least_share(one: Diagnosis) -> float:
 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
-    """Return the sum of estimates, of ends too, as parts may vary together; no interval if one lacks it."""
+    """Return the sum of estimates; ends add up too, as parts may vary together. No interval if one lacks it."""
     lows, highs = ([getattr(estimate, end) for estimate in values] for end in ("ci_low", "ci_high"))
     total = sum(estimate.median for estimate in values)
     if None in lows or None in highs:

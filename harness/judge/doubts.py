@@ -97,9 +97,9 @@ class DoubtRule:
 
     kind: DoubtKind
     applies: str  # condition, as a sentence for the documentation
-    bars: Bars  # kind of claims
-    remedy: RemedyKind | None = None  # the default
-    unit: str = ""  # of ``Doubt.share``
+    bars: Bars  # kind of claims that it bars
+    remedy: RemedyKind | None = None  # default remedy
+    unit: str = ""  # unit of ``Doubt.share``
 
 
 RULES = (
@@ -199,9 +199,9 @@ def doubt(
 class Unseen:
     """Time of an attached program that no timer explains: shares of measured steps, means over blocks."""
 
-    blocked: float = 0.0  # outside of all timers, mostly at ``place``
+    blocked: float = 0.0  # time blocked outside of all timers, mostly at ``place``
     place: str | None = None
-    waiting: float = 0.0  # without a core
+    waiting: float = 0.0  # time ready to run without a core
     device: bool = False  # An asynchronous device computed, so the cost of the host's waits there is unknown.
     ranks: int = 1  # If ranks wait for one another, the gain of one rank cannot be computed from its own steps.
     # share of the time waiting across the end of an epoch, or for the first batch of a restarted loader
@@ -415,7 +415,7 @@ def _diverged(
 def _lead(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> Iterator[StudyProblem]:
-    """Yield a problem for each arm that was faster than it can sustain by used-up batches, not for its control too."""
+    """Yield a problem for each arm (but not its control too) that was faster than it can sustain: used-up batches."""
     uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
     affected = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
     for arm in arms:

@@ -96,7 +96,7 @@ def compare_losses(
 
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
-    """Return both arms' shares of repeated rows among equally many; None if equal, unknown, or losses show more."""
+    """Return both arms' shares of repeated rows among equally many; None if they agree or are not recorded."""
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
     if last < 0 or (rows := 2**last) < policy.ROWS_COMPARED_MIN:
@@ -114,7 +114,7 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
 
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
-    """Return (baseline, other) losses by block over steps that both trained: warm-up steps, which train, differ."""
+    """Return (baseline, other) losses by block over steps that both trained, as numbers of warm-up steps differ."""
     pairs = (
         at_common_steps(baseline[block].losses, other[block].losses)
         for block in sorted(set(baseline) & set(other))

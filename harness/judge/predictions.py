@@ -84,7 +84,7 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
 
 
 def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:
-    """Yield doubts about changes, by the validation of the ``unedited`` replay: it is off, or few blocks."""
+    """Yield doubts about predicted changes: an ``unedited`` replay that is off, or too few blocks."""
     if not unedited.validation.within_tolerance:
         yield doubt("replay off", arm, share=unedited.validation.typical)
     if unedited.interval_from != "blocks":
@@ -411,7 +411,7 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
 def _in_measure(
     names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
 ) -> Estimate | None:
-    """Return the speed-up in the comparison's unit: x ratio of tokens per step, by block; None without a shared one."""
+    """Return the predicted speed-up x the ratio of tokens per step, by block; None without a common block."""
     name: Literal["trained_tokens", "tokens"] | None = None
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"

@@ -156,7 +156,7 @@ class Diagnosis:
     ms: Estimate  # per step
     share: float  # fraction of a step without waits for a core; for such waits, of the whole step
     saving: Estimate | None  # speed-up without this cost; None: unknown, or no later step has it
-    at_most: bool  # the saving is an upper bound
+    at_most: bool  # True if the saving is an upper bound
     remedy: DiagnosisRemedy  # "advice": use the replay's recommendation
     part: StepPart  # its largest part
     share_of_part: float = 1.0  # share of its largest part in ``ms``
@@ -289,10 +289,10 @@ class Advice:
     change: str  # as an edit (``workers=2``); for "its data path" the arm that has it
     speedup: Estimate
     cost: AdviceCost
-    worth: bool = False  # recommended
+    worth: bool = False  # True if recommended
     measured: Estimate | None = None  # speed-up of the study's arm that has the change
-    serial: float | None = None  # by more workers if what they share (a lock, a disk) serves one at a time
-    contradicted: bool = False  # by ``measured``; rules out all values of the setting
+    serial: float | None = None  # speed-up by more workers if what they share (a lock, a disk) serves one at a time
+    contradicted: bool = False  # True if ``measured`` disagrees: no other value of the setting is recommended
     bar: AdviceBar | None = None  # why a large enough gain is not recommended; all changes: ``ArmAdvice.doubts``
     refusal: Doubt | None = None  # as ``bar``: why the prediction is not reliable
 

@@ -273,8 +273,8 @@ class InTotal:
     arm: Literal["baseline", "candidate"]
     long: LongSteps | None  # steps of ``arm`` that cause the difference; None: slower throughout
     left_out: int  # number of these that begin a turn; other figures exclude them
-    blocks: int  # affected blocks
-    of: int  # all blocks
+    blocks: int  # number of affected blocks
+    of: int  # number of all blocks
 
 
 def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float) -> InTotal | None:
@@ -341,7 +341,7 @@ def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float,
 
 @dataclass(frozen=True)
 class _Times:
-    """Numbers and times of the steps of one arm's runs, (runs,); beginnings of turns count by their time if long."""
+    """Numbers and times of one arm's steps, (runs,); a step that begins a turn is typical unless above a bound."""
 
     steps: NDArray[np.float64]
     total_ms: NDArray[np.float64]
@@ -383,7 +383,7 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Return the log change of step time from first to last shared repetition (of one: its halves), or None."""
+    """Return the log change of step time from the first to the last common repetition (of one: by halves)."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

@@ -43,7 +43,7 @@ def watch(iterator: Any) -> None:
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """Return (arrival, end of unpacking, True if awaited) of the current batch, in ns, once; None if not noted."""
+    """Return and drop (arrival, end of unpacking, True if awaited) of the current batch in ns; None if not noted."""
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None
 

@@ -299,7 +299,7 @@ def _evaluates(*, graphs: bool = False) -> None:
 
 
 def resolve(*, training: bool) -> None:
-    """Settle all doubtful batches: waits in a step (``training``), or dropped and counted as evaluation batches."""
+    """Settle all doubtful batches: their waits count (``training``), or are dropped as evaluation batches."""
     if not state.doubtful:
         return
     first = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
@@ -354,7 +354,7 @@ def ran_out(source: int) -> None:
 
 
 def begins_anew(source: int) -> bool:
-    """Handle a new iterator of dataset ``source`` (id). Return True if its previous one ran out of batches."""
+    """Handle a new iterator of dataset ``source``, perhaps a restart. Return True if the previous one ran out."""
     recording = state
     ended = source in recording.ended
     if source in recording.trained_on:
@@ -374,7 +374,7 @@ def trains() -> None:
 
 
 def backward_of(loss: Tensor) -> None:
-    """Note backward passes with a CPU ``loss`` that is not finite, if LASTING of them are consecutive."""
+    """Note an event from LASTING consecutive backward passes on with a ``loss`` (on the CPU) that is not finite."""
     recording, on_cpu = state, loss.is_cpu
     if not (recording.trained and on_cpu):
         _trains_on(loss.device)
@@ -426,7 +426,7 @@ def _note_loader(loader: Loader) -> None:
 
 
 def begin_step() -> None:
-    """Open the next step outside of steps and phases. Without an optimizer, a backward pass is assumed to end one."""
+    """Open the next step if no step and phase is open. Without an optimizer, a backward pass is assumed to end one."""
     if state.open or state.by_hand:
         return
     if not state.optimizers and state.backward_since:
@@ -439,7 +439,7 @@ def begin_step() -> None:
 
 
 def step_by_hand() -> None:
-    """End the open step and begin the next at the program's mark, from now on only there."""
+    """End the open step and begin the next at a mark of the program. From now on only such marks begin steps."""
     state.by_hand = True
     state.settled.clear()
     state.closed_ns = monotonic_ns()
@@ -457,7 +457,7 @@ def later(number: int) -> int:
 
 
 def _open_step() -> None:
-    """Begin the next step, if need be after waiting for the turn; set ``state.enough`` once the turns have ended."""
+    """Begin the next step, perhaps after waiting for the turn; set ``state.enough`` once the turns have ended."""
     recording = state
     if (
         recording.most_steps is not None

@@ -119,7 +119,7 @@ def _give_up(error: Exception) -> None:
 
 
 class _WaitAudit:
-    """Audit of a few early steps from FIRST on, with CUDA: the recorded thread's waiting calls by line."""
+    """Audit of a few early steps with CUDA, from step FIRST on: waiting calls of the recorded thread by line."""
 
     def __init__(self) -> None:
         self.on = False

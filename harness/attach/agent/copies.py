@@ -37,7 +37,7 @@ class _IncomparableError(Exception):
 
 
 class FirstBatches:
-    """First batches by worker, as hashes and values that exclude chance; of one iterator without an index."""
+    """First batches of a loader without an index, by worker: hashes, and values that show if equality is chance."""
 
     __slots__ = ("by_worker", "empty", "ended", "left", "written")
 

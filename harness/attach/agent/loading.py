@@ -457,7 +457,7 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """Return (tokens, samples): integer elements and rows of a batch's first tensor, see :func:`first_tensor`, or 0."""
+    """Return (tokens, samples): elements (of 2-D integers, else 0) and rows of the batch's first tensor; or zeros."""
     first = first_tensor(batch)
     if first is None:
         return 0, 0

@@ -57,7 +57,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
-    """Return (positions, padding, padding in columns of only that) of the batch's first rows; None if not shown."""
+    """Return (positions, padding, padding in all-padding columns) of the first rows; None if padding is unknown."""
     ids, mask, labels = _parts(batch)
     grid = next((tensor for tensor in (ids, mask) if tensor is not None), None)
     if grid is None:

@@ -231,7 +231,7 @@ def _start(active: int) -> None:
 
 
 def _write(number: int) -> None:
-    """Stop torch's profiler at the start of step ``number`` and write its trace, or note that it did not warm up."""
+    """Stop torch's profiler at the start of step ``number`` and write its trace, or note that there is none yet."""
     profiler, end_ns = state.profiler, monotonic_ns()
     if number <= state.first:
         abandon()
@@ -282,7 +282,7 @@ def _py_spy_is_over(number: int) -> bool:
 
 
 def _agree(number: int) -> bool:
-    """Make all ranks end py-spy's window at the step ``number`` + 2 of the one that asked; True if known here."""
+    """Make all ranks end py-spy's window at the asking rank's step ``number`` + 2. Return True if known here."""
     _, world = record.ranks()
     path = os.path.join(record.folder(), FROM)
     if world is None or world == 1:

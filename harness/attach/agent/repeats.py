@@ -67,7 +67,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _digests(batch: Any) -> list[int]:
-    """Return by row the sum of values x random odd numbers, modulo 2**64; empty unless a plain 2-D tensor on the CPU."""
+    """Return by row the sum of values x random odd numbers, modulo 2**64; empty unless a plain 2-D CPU tensor."""
     numpy = sys.modules.get("numpy")
     plain = type(batch) is Tensor and batch.is_cpu and batch.layout is torch.strided and not batch.is_nested
     if numpy is None or not plain or batch.ndim < 2 or not batch.numel() or not batch.is_contiguous():

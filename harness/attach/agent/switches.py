@@ -42,7 +42,7 @@ def count() -> Any:
 
 
 def count_of(thread: int) -> Any:
-    """Return the same for ``thread`` (kernel id); None if the main thread's switches, or these, are not counted."""
+    """Return what :func:`count` does for a thread (kernel id); None if it or the main thread is not counted."""
     return None if _count is None else _open(thread)
 
 

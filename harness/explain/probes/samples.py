@@ -129,7 +129,7 @@ class Place:
 
     @property
     def rough(self) -> bool:
-        """True if many samples lie so close to a span's end that they may belong elsewhere: rough shares."""
+        """True if many samples are so close to a span's end that they may belong elsewhere: its shares are rough."""
         return self.near > ROUGH_PLACE_SHARE * self.whole.samples
 
 

@@ -69,7 +69,7 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
 
 
 def _innermost(begins: Integers, stops: Integers) -> Integers:
-    """Return by event, in order of start, the last earlier event one level (events open) further out; -1 if none."""
+    """Return for each event, by start, the last earlier one that is one level (of open events) further out, or -1."""
     depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # number of open events
     around = np.full(len(begins), -1, dtype=np.int64)
     by_depth = np.argsort(depth, kind="stable")  # stable: events of one depth stay in order
@@ -105,7 +105,7 @@ _IDS = ("correlation", "external_id")
 
 @dataclass(frozen=True)
 class Operator:
-    """Calls of one operator in one process, host time in ms; ``calls``, ``total_ms`` without calls within its own."""
+    """Calls of one operator in one process, host time in ms; ``calls``, ``total_ms`` without nested ones of its own."""
 
     name: str
     kind: str  # a value of KINDS
@@ -220,7 +220,7 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
 
 
 def _launchers(events: Events, host: Integers, device: Integers, parents: Integers) -> Integers:
-    """Return the position in ``host`` of each kernel's launcher by its id, else by correlation; -1: unknown."""
+    """Return the position in ``host`` of the operator that launched each kernel, by id or correlation, or -1."""
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[host] = np.arange(len(host))

@@ -66,7 +66,7 @@ class PathLink(NamedTuple):
 
 
 class PathTime(NamedTuple):
-    """Contribution of a link of the critical path to a step; least and most: if events leave it open."""
+    """Milliseconds of a link of the critical path in a step, and their range if events leave device work open."""
 
     likely_ms: float
     least_ms: float
@@ -437,7 +437,9 @@ class Split:
     """Cost of each stage for each step in ns, (steps, stages); :func:`split` makes it."""
 
     exposed: Int
-    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))  # of all stages, (readings, steps)
+    otherwise: Array = field(
+        default_factory=lambda: np.zeros((0, 0))
+    )  # of all stages by other readings, (readings, steps)
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:

@@ -203,7 +203,7 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return for each position the nearest known value's at or before it, else the first; itself if none is known."""
+    """Return for each position the index of the nearest known value at or before it, else of the first, else itself."""
     if not known.any():
         return np.arange(len(known))
     positions = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))

@@ -36,7 +36,7 @@ class Tape(NamedTuple):
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """Return the order for ``workers``. ``exact``: all as recorded; else measured steps and usable batches only."""
+    """Return the order of steps and batches. ``exact``: as recorded; else of measured steps and usable batches only."""
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
@@ -252,7 +252,7 @@ def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
-    """Return True for steps at whose end the host waits for the device, which launches alone would not time."""
+    """Return True for steps at whose end the host must wait for the device, as no blocking call was recorded."""
     events = [event for step_class in recording.classes for event in step_class.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
         return np.zeros(len(measured), dtype=np.bool_)
@@ -309,7 +309,7 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add the wait of ``compute.sync: late``: after all launches, for the previous step's gradient norm."""
+    """Add the wait of ``compute.sync: late`` after all launches: for the previous step up to its gradient norm."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:

@@ -93,7 +93,7 @@ class Replays:
 
     @property
     def slow_worker(self) -> SlowWorker | None:
-        """Slow worker of all runs, or None. It makes costs depend on workers, and unknown for other numbers."""
+        """Worker slower than the others in all runs, or None. It makes costs with other numbers of workers unknown."""
         return slow_worker(_made_by(run.recording.batches) for run in self._runs)
 
     @property
@@ -107,7 +107,7 @@ class Replays:
         return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
 
     def has_cores_for(self, workers: int) -> bool:
-        """True if this many workers and the main thread have a core each, or CPU time enough on the others."""
+        """True if this many workers and the main thread have a core each, or enough CPU time on the other cores."""
         first = self._runs[0].recording
         wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
         return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
@@ -123,7 +123,7 @@ class Replays:
         return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
-        """Return the step time under ``edits``, over all readings. Raises ReplayError: too many batches in flight."""
+        """Predict the step time under ``edits``, over all readings. Raises ReplayError: too many batches in flight."""
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
         if self._side_by_side(edits, likely.step_ms.median):
             likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
@@ -237,7 +237,7 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 
 def _in_order(recording: Recording) -> Simulated | None:
-    """Return the replay in the recorded order; None unless workers fill their queue during other work (short runs)."""
+    """Return the replay in the recorded order if workers fill their queue during other work in a short run, or None."""
     if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))

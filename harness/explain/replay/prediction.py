@@ -134,8 +134,8 @@ class Prediction:
     speedup: Estimate  # measured step time / predicted
     interval_from: str  # "blocks", or "replicates" with too few blocks
     validation: ReplayValidation
-    waits_ms: Mapping[str, float]  # for data by stage, of the edited replay
-    was_waits_ms: Mapping[str, float]  # of the unedited replay
+    waits_ms: Mapping[str, float]  # waits for data by stage, of the edited replay
+    was_waits_ms: Mapping[str, float]  # the same of the unedited replay
     starved_ms: float | None  # device idle time of the edited replay
     unedited_starved_ms: float | None
     block_ms: Mapping[int, float]  # predicted step time by block
@@ -145,7 +145,7 @@ class Prediction:
 
     @property
     def gain(self) -> Estimate:
-        """Speedup by the edits alone: unedited / edited replay, with the interval of ``speedup`` up to the median."""
+        """Speedup by the edits alone: unedited / edited replay; interval of ``speedup``, extended to this median."""
         change = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert change is not None
         low, high = self.speedup.ci_low, self.speedup.ci_high
@@ -157,7 +157,7 @@ class Prediction:
         )
 
     def over_blocks(self, one: Estimate) -> Estimate:
-        """Return ``one`` of this prediction's estimates; without its interval if that lacks the scatter of blocks."""
+        """Return the estimate ``one``, without an interval that is from replicates and lacks the scatter of blocks."""
         return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
 
 

@@ -46,7 +46,7 @@ class Launch(NamedTuple):
     end_ns: int
     busy_ns: int  # time that the device worked on it
     done_ns: int  # time at which it was done
-    waited: bool = False  # for launches: ``busy_ns`` covers the time after the last one
+    waited: bool = False  # the device waited for launches: ``busy_ns`` covers the time after the last one
     blocked: bool = False  # launching only waited for the device
 
 

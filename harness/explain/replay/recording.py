@@ -98,7 +98,7 @@ class Resume(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """One run, ready to be replayed, made by :func:`record`; over steps (steps,) in execution order, ns."""
+    """One run, ready to be replayed, by :func:`record`. Arrays over steps are (steps,), in execution order; in ns."""
 
     name: str  # arm and block, for messages
     block: int
@@ -168,7 +168,7 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """Recordings by name of other readings: of the device's work, and least and most hand-over costs."""
+        """Recordings by all other readings, by name: of the device's work, and least and most hand-over costs."""
         readings: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -403,7 +403,7 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
-    """Return the names of work that the device often began before its launches ended, without a profile."""
+    """Return the names of work without a profile that the device often began before its launches had ended."""
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
     return tuple(

@@ -92,8 +92,8 @@ class _Fetched(NamedTuple):
 
     start: Array
     now: Array
-    device_free: Array  # time
-    end: Array  # of the batch's last stage
+    device_free: Array  # when the device was free
+    end: Array  # end of the batch's last stage
     costs: Array
 
 
@@ -358,7 +358,7 @@ def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
 
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
-    """Return a simulation for each of ``makes``, repeated from contention ``then`` until it agrees with the step time."""
+    """Return a simulation for each of ``makes``, repeated from contention ``then`` until that fits the step time."""
     stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))
