@@ -160,10 +160,7 @@ def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonO
 
 
 def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row per slow setting: on in every look of the second half (so a profiler's window does not count).
-
-    Also graph breaks, evaluation with gradients, and gradients synchronized in several passes of a step.
-    """
+    """Yield a row per slow setting: on in the second half, graph breaks, gradients in evaluations or synced often."""
     late = looks[len(looks) // 2 :]
     if len(late) >= LOOKS_MIN:
         for name in late[0].settings:

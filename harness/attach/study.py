@@ -142,10 +142,7 @@ def _runs(
 
 
 def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None) -> dict[str, float] | None:
-    """Return the ms of each part of the whole program (start-up, measured steps, ...); None if no step began.
-
-    ``profiled``: index of the profiled window in ``blocks``, or None. ``ended``: None without start-up and end.
-    """
+    """Return the ms of each part of the program; None if no step began. ``ended``: None without start-up and end."""
     begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:
         return None
@@ -334,10 +331,7 @@ def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
 
 
 def _ns_of_look(totals: StepTotals, phase: str) -> float:
-    """Return the factor from sampled to real nanoseconds in a phase ("": outside all), whose real duration is known.
-
-    Garbage collections, which no look includes, count as outside all phases, as in :mod:`harness.explain.wall`.
-    """
+    """Return the factor from sampled to real ns in a phase ("": outside all, with all garbage collections)."""
     alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
     sampled_ns = sum(ns for (sampled_phase, _, _), ns in totals.sampled_ns.items() if sampled_phase in alike)
     parts = {name: sum(ms) * 1e6 for name, ms in totals.lengths.parts.items()}

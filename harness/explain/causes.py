@@ -141,10 +141,7 @@ def library_loops(facts: Sequence[RunFacts]) -> frozenset[tuple[str, str]]:
 
 
 def slow_causes(facts: Sequence[RunFacts], loops: frozenset[tuple[str, str]] | None = None) -> tuple[SlowCause, ...]:
-    """Return the causes of slow steps in an arm's runs; counts are summed and places merged. ``facts``: of each run.
-
-    ``loops`` (None: those of ``facts``): lines to leave out where they lie outside of all phases.
-    """
+    """Return the causes of slow steps in an arm's runs, merged. ``loops`` (None: by ``facts``): lines to leave out."""
     loops = library_loops(facts) if loops is None else loops
     causes: dict[tuple[str, str, str, str], SlowCause] = {}
     for row in (row for run_facts in facts for row in run_facts.causes or ()):

@@ -213,10 +213,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
-    """Return the places of lines of code that spent at least half of their time in rare long steps.
-
-    This must hold even if all other lines spent their time there. ``long_ms``: sum of the long steps' excess time.
-    """
+    """Return the lines that certainly spent half of their time in rare long steps, whose excess is ``long_ms``."""
     spent_ms: dict[str, float] = {}
     for cause in causes:
         if is_own_code(cause):

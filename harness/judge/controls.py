@@ -70,10 +70,7 @@ Compare = Callable[[str, str], Measured | Missing]
 def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
-    """Return an entry for each arm; empty without ``isolated_baseline``.
-
-    ``compared``: compares by the study's rules.
-    """
+    """Return an entry per arm; empty without ``isolated_baseline``. ``compared``: compares by the study's rules."""
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
         return ()
@@ -249,10 +246,7 @@ class Scaling:
 def scaling(
     names: tuple[str, str], runs: tuple[Sequence[RunData], Sequence[RunData]], speedup: Estimate | None
 ) -> Scaling | None:
-    """Return how training scales from the arm with fewer ranks, which is the baseline here, to the other one.
-
-    None if both have equal ranks, their speeds were not compared (``speedup``), or a program is attached.
-    """
+    """Return how training scales from the arm with fewer ranks to the other; None for equal ranks or no ``speedup``."""
     ranks = tuple(max((run.record.facts.ranks or 1 for run in arm), default=1) for arm in runs)
     attached = any(run.record.facts.attached is not None for arm in runs for run in arm)
     if speedup is None or ranks[0] == ranks[1] or attached:

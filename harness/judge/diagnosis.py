@@ -233,7 +233,7 @@ class _KindCost:
 
 
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain | None = None) -> tuple[Diagnosis, ...]:
-    """Return the diagnosis of ``arm``, then findings, the most expensive first; empty without measured attached steps.
+    """Return the diagnosis of ``arm``, then findings, the most expensive first; empty unless attached and measured.
 
     ``advice``: predicted effects of settings. ``group``: what all ranks of the program would gain without data work.
     """

@@ -340,10 +340,7 @@ def study_problems(
     ledgers: Mapping[str, Mapping[int, RunLedger]],
     blocks: int,
 ) -> tuple[StudyProblem, ...]:
-    """Return the problems of ``study``, most important first: runs that failed or are missing, and distorted figures.
-
-    ``records``: all runs, by arm. ``ledgers``: measured runs, by arm and block. ``blocks``: number of finished blocks.
-    """
+    """Return failed or missing runs and distorted figures, most important first. ``blocks``: finished ones."""
     problems = []
     profiled = {arm.name for arm in arms if arm.control == PROFILED}
     names = {arm.name for arm in study.arms}

@@ -208,10 +208,7 @@ def learned(
     step_ms: float | None,
     failed: int = 0,
 ) -> Learned:
-    """Return when one arm reached the ``target`` loss, and its last loss. ``runs``: finished ones, by block.
-
-    ``records``: of these runs. ``failed``: number of other runs. ``tokens_per_step``, ``step_ms``: None if unknown.
-    """
+    """Return when and how often an arm reached the ``target`` loss. ``failed``: number of runs not among ``runs``."""
     curves = [curve for run in runs.values() if len((curve := run.losses.recorded())[0])]
     last = [float(losses[-LOSS_STEPS:].mean()) for _, losses in curves]
     first = [steps_to(target, steps, losses) for steps, losses in curves]

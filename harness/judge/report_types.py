@@ -112,10 +112,7 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ArmExplained:
-    """Blocking calls, slowdown injections and replays of an arm.
-
-    None: it cannot be replayed, or has no such control.
-    """
+    """Blocking calls, slowdown injections and replays of an arm. None: no replay is possible, or no such control."""
 
     syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: step time of the unedited replay / measured - 1

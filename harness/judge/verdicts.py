@@ -278,10 +278,7 @@ class InTotal:
 
 
 def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float) -> InTotal | None:
-    """Return the comparison by total time of the shared blocks; None if it is close to the median over blocks.
-
-    ``steps``, ``measured``: medians over blocks of the speed ratio in steps, and in the comparison's unit.
-    """
+    """Return the comparison by total time of common blocks; None if close to the medians ``steps``, ``measured``."""
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # Use one bound for both, so that equal steps are not long in one arm and typical in the other.
@@ -328,10 +325,7 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
-    """Return the number of blocks whose speed ratio is far from the median ``steps``, in the direction of ``apart``.
-
-    ``apart``: log(ratio in total time / ``steps``). Far: by more than half of it.
-    """
+    """Return the number of blocks whose ratio is further from ``steps`` than half of ``apart``, in its direction."""
     logs = [
         math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)
         for base_run, other_run in zip(base, other, strict=True)

@@ -157,11 +157,7 @@ class _Sampler:
             sleep(STOP_S / 10_000)  # the kernel's thread ends a little later
 
     def _look(self, last_ns: int, due_ns: int) -> int:
-        """Look once at the recorded thread and the other threads, and return the time of this look in ns.
-
-        ``last_ns``: time of the last look; returned if this one is skipped (garbage collection). ``due_ns``: when it
-        was due.
-        """
+        """Look at all threads and return the time in ns; ``last_ns`` if a garbage collection may be due: no look."""
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()

@@ -148,11 +148,7 @@ def _on_measured_step(_number: int) -> None:
 
 
 def _may_end(number: int) -> bool:
-    """Return True if the program may end before step ``number``, False to continue for its closing profiling window.
-
-    The window begins here if CUDA events leave over :data:`NOTICEABLE` of the time unexplained, and each call advances
-    it by a step. Several ranks have no such window.
-    """
+    """Return True if the program may end before step ``number``, False while its closing window (one rank) goes on."""
     if boundaries.state.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:

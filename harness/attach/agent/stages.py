@@ -119,10 +119,7 @@ def leave() -> None:
 
 
 def add_others(process_ns: int) -> None:
-    """Add a library's threads' CPU time to the open stage, if that mostly waited for them, and at most the time waited.
-
-    ``process_ns``: CPU time (ns) of the process at the stage's start; includes unrelated threads.
-    """
+    """Add the CPU time of a library's threads (since ``process_ns``) to an open stage that mostly waited for them."""
     making = _thread.making
     cpu_ns = thread_time_ns() - making.cpu_ns
     waited_ns = monotonic_ns() - making.start_ns - cpu_ns

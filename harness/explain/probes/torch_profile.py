@@ -322,7 +322,7 @@ class MemoryTimeline:
 
 
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
-    """Return one timeline per process and device with memory events: main first, devices before the CPU.
+    """Return a timeline per process and device with memory events: main first, devices before the CPU.
 
     ``windows``: [start_ns, end_ns, first step, last step] of each profiled window.
     """

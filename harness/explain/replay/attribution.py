@@ -437,9 +437,7 @@ class Split:
     """Cost of each stage for each step in ns, (steps, stages); :func:`split` makes it."""
 
     exposed: Int
-    otherwise: Array = field(
-        default_factory=lambda: np.zeros((0, 0))
-    )  # of all stages by other readings, (readings, steps)
+    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))  # of all stages, by other readings
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:

@@ -49,10 +49,7 @@ class Sweep:
 
 
 def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
-    """Return key and rising (number, text) values of ``device=1x,2x``.
-
-    Raises InputError, also for a key of ``edits``.
-    """
+    """Return key and rising (number, text) values of ``device=1x,2x``. Raises InputError, also if ``edits`` set it."""
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or key not in SWEPT:
         raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,... with one of the keys {', '.join(SWEPT)}")
