@@ -1,7 +1,6 @@
 """Put the profilers' records of a command into the study, as a separate run beside the profiled arm.
 
-Its steps, none of them measured, end with the profiled window, or begin with one that comes last. Its files are those
-of a scenario's profiled run.
+Its steps, all unmeasured, end or begin with the profiled window. Its files are those of a scenario's profiled run.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class _Look(NamedTuple):
 
     step: int
     hooks: dict[str, int]  # number by kind
-    settings: Sequence[str]  # those that are on
+    settings: Sequence[str]  # settings that are on
     place: str  # newest hook in the module with the most hooks
 
 

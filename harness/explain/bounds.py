@@ -88,7 +88,7 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
-    """Return the kernel time by name, over the pieces in ``windows``; without names of which a piece has no kernels."""
+    """Return the kernel time by name over the pieces in ``windows``, except names of which a piece has no kernels."""
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)

@@ -66,7 +66,7 @@ class Makers(NamedTuple):
     """Worker that made each batch of a run."""
 
     worker: Int  # number of each batch's worker, in order of receipt, (batches,)
-    workers: int  # of the loader; 0 if batches are made inline
+    workers: int  # number of workers of the loader; 0 if batches are made inline
 
     @property
     def is_round_robin(self) -> bool:

@@ -86,7 +86,7 @@ class JudgedClaim:
     arm: str
     baseline: str | None
     figure: Estimate | None
-    outcome: Outcome  # by the figure's interval, widened by ``noise_floor``
+    outcome: Outcome  # outcome by the interval, widened by ``noise_floor``
     kind: ClaimKind
     values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
     processes: int | None = None  # "processes", "pool": number of processes

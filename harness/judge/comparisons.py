@@ -1,7 +1,4 @@
-"""Measure what a change gains: the ratios of each comparison from the ledgers of its runs, and the verdict.
-
-All ratios are "how many times as fast": above 1 the candidate (or the control) is faster than the baseline.
-"""
+"""Measure what a change gains: ratios of each comparison (above 1: the candidate is faster), and the verdict."""
 
 from __future__ import annotations
 

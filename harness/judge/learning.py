@@ -29,7 +29,7 @@ class ChoicePass:
 
     step: int
     questions: int | None
-    acc: float | None  # as the other three: NaN if the model diverged, None if unknown
+    acc: float | None  # like the other three: NaN if the model diverged, None if unknown
     acc_norm: float | None
     acc_bytes: float | None
     acc_tokens: float | None

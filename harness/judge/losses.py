@@ -191,7 +191,7 @@ class Learned:
     seconds: float | None  # for ``steps``, at the arm's typical step time
     reached: int
     runs: int
-    trained_steps: int | None  # of the shortest run, including warm-up steps
+    trained_steps: int | None  # steps of the shortest run, including warm-up steps
     peak_memory_bytes: float | None  # resident memory of the processes, median over runs
     peak_device_bytes: float | None
     left: int = 0  # runs that reached the target but ended above it, by chance or because they diverged

@@ -283,7 +283,7 @@ class NotCompared:
 class Advice:
     """One change and its speed-up of a step, predicted by replay."""
 
-    change: str  # as an edit (``workers=2``); for "its data path" the arm that has it
+    change: str  # text of an edit (``workers=2``); for "its data path" the arm that has it
     speedup: Estimate
     cost: AdviceCost
     worth: bool = False  # True if recommended
@@ -291,7 +291,7 @@ class Advice:
     serial: float | None = None  # speed-up by more workers if what they share (a lock, a disk) serves one at a time
     contradicted: bool = False  # True if ``measured`` disagrees: no other value of the setting is recommended
     bar: AdviceBar | None = None  # why a large enough gain is not recommended; all changes: ``ArmAdvice.doubts``
-    refusal: Doubt | None = None  # as ``bar``: why the prediction is not reliable
+    refusal: Doubt | None = None  # like ``bar``: why the prediction is not reliable
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def span(name: str, stage: bool) -> Iterator[None]:
 
 
 def _hide_from_dynamo() -> None:
-    """Keep Dynamo from compiling the agent's functions and what they call, but not user functions below wrappers."""
+    """Keep Dynamo from compiling the agent's functions and their callees, except a user's function below a wrapper."""
     import sys
     from types import CodeType, FunctionType
     from typing import Any

@@ -1,7 +1,4 @@
-"""Note when each batch of a worker arrived in the main process, and when it was unpacked there.
-
-Where every batch is waited for, the wait hides the cost of receiving. Own loop: ``trainer/data/arrivals.py``.
-"""
+"""Note when batches of workers arrived in the main process and were unpacked: a wait hides the cost of receiving."""
 
 from __future__ import annotations
 

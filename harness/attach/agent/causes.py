@@ -2,8 +2,7 @@
 
 A few early steps are audited for calls that wait for a CUDA device, by torch's warnings (``set_sync_debug_mode``,
 unless the program sets it) and by wrappers. Code with such a call is monitored from then on (``sys.monitoring``, Python
-3.12): torch warns as the call returns, so the wait is the time from the call to its warning. An error here ends only
-this.
+3.12): torch warns as the call returns, so the wait is the time from the call to its warning.
 """
 
 from __future__ import annotations

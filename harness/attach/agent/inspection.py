@@ -1,7 +1,4 @@
-"""Look in a few steps for causes that have no duration of their own: hooks that pile up, and settings left on.
-
-The looks become rarer with time (``boundaries.later``). An error in this module ends only this module's work.
-"""
+"""Look in a few steps, ever more rarely, for causes without a duration: hooks that pile up, and settings left on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Read the memory of this process and of its workers, without pages of files and of shared memory (droppable).
-
-A page shared by several processes counts in proportion.
-"""
+"""Read the memory of this process and of its workers: shared pages in proportion, without droppable pages of files."""
 
 from __future__ import annotations
 

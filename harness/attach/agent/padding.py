@@ -2,8 +2,7 @@
 
 Padding: ``attention_mask`` is 0, or without a mask, a run of equal tokens at the end or start of a row that are
 labelled -100 or, without labels, are the commonest such token. Tokens of a prompt (label -100, but different) are not
-padding. Every batch counts where commands take turns and are compared by tokens. An error here ends only this module's
-work.
+padding. Every batch counts where commands take turns and are compared by tokens.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def _start(active: int) -> None:
 
 
 def _write(number: int) -> None:
-    """Stop torch's profiler at the start of step ``number`` and write its trace, or note that there is none yet."""
+    """Stop torch's profiler at the start of step ``number``; write its trace, or note that it never became active."""
     profiler, end_ns = state.profiler, monotonic_ns()
     if number <= state.first:
         abandon()

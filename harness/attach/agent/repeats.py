@@ -1,7 +1,4 @@
-"""Count rows that an epoch serves again, by content, where commands take turns: their losses are not recorded.
-
-Only a batch's first tensor on the CPU counts, so that no device has to wait. An error here ends only this.
-"""
+"""Count rows on the CPU that an epoch serves again where commands take turns, as their losses are not recorded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Read how long the main thread and its native compute threads ran and waited for a core (schedstat).
+"""Read how long threads (main, native compute) and child processes ran and waited for a core (schedstat).
 
 A wait is added when it ends, so a thread that was not switched has not waited: if the switches of all threads are
-counted (``switches.py``), the lines are read only after a switch. Also reads the core time that child processes ask for
-(loader workers, others).
+counted (``switches.py``), the lines are read only after a switch.
 """
 
 from __future__ import annotations

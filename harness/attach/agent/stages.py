@@ -1,7 +1,6 @@
 """Split the making of one batch into stages without overlap (read, tokenize, pack), in the process that makes it.
 
-An inner stage's time (tokenizing within ``__getitem__``) does not count in the outer one, so stages never sum to more
-than the making.
+An inner stage (tokenizing in ``__getitem__``) does not count in the outer one: stages sum to at most the making.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Time backward passes and optimizer updates, and find the optimizer whose update closes a step.
-
-See :mod:`boundaries` for the definition of a step.
-"""
+"""Time backward passes and optimizer updates, and find the optimizer that closes a step (see :mod:`boundaries`)."""
 
 from __future__ import annotations
 

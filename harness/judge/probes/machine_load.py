@@ -1,7 +1,6 @@
 """Summarize, for each arm, the counters of its NVIDIA cards and its use of the host.
 
-Each sample of a counter is its growth over ``interval_s`` of measured steps (docs of ``harness.probes.sampler.host``).
-Every rate is the sum of growth / sum of intervals, over all runs of an arm.
+Every rate is the sum of growth / sum of ``interval_s`` (``harness.probes.sampler.host``) over all runs of an arm.
 """
 
 from __future__ import annotations
