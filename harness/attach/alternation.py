@@ -1,7 +1,6 @@
 """Start a command that takes turns with others, let it run steps, and suspend its processes in between.
 
-The agent in the command's processes waits at the start of a step (``agent/gate.py``), once per rank. Between its turns,
-every process of the command is stopped (SIGSTOP), so that it uses no core.
+Each rank's agent waits at the start of a step (``agent/gate.py``). Between turns, every process is stopped (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ ALTERNATION_BEAT_S = 5.0  # maximum seconds between two heartbeats of a command 
 
 
 class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The command ended, sent a fault or was silent for too long, before it was asked to end.
-
-    The message says which.
-    """
+    """The command ended, sent a fault or was silent for too long, before it was asked to end."""
 
 
 class CommandOver(CommandFailed):
@@ -58,10 +54,7 @@ class _Rank:
 
 @dataclass
 class AlternatingCommand:
-    """A command under the agent, in its own session, that runs steps only in its turns.
-
-    ``comparison.py`` makes one per run.
-    """
+    """A command under the agent, in its own session, that runs steps only in its turns."""
 
     program: Sequence[str]
     raw: Path  # folder of the agent's records
@@ -77,10 +70,7 @@ class AlternatingCommand:
     _keeper: Keeper | None = None  # ends the processes that the command starts
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until all its ranks are at the gate.
-
-        Raises CommandFailed if they do not arrive in time, and BudgetSpent if the study's time is over.
-        """
+        """Start the command and wait for all ranks at the gate. Raises CommandFailed, BudgetSpent if too late."""
         replace(settings, gate=str(self.gate)).write(self.raw)
         self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
@@ -99,11 +89,9 @@ class AlternatingCommand:
             self._gather(listening)
 
     def take(self, repetition: int, steps: int) -> None:
-        """Let the command run ``steps`` measured steps, and wait for their end.
+        """Let the command run ``steps`` measured steps, and wait for their end. ``repetition``: of this turn, from 0.
 
-        ``repetition``: number of this turn, from 0.
-        Raises CommandFailed if the command fails or is silent for too long, and CommandOver if it ends without an
-        error.
+        Raises CommandFailed if it fails or is silent for too long, and CommandOver if it ends without an error.
         """
         self.doing = f"in repetition {repetition + 1}"
         self._order(
@@ -123,10 +111,7 @@ class AlternatingCommand:
         self._signal_all(signal.SIGCONT)
 
     def end(self) -> int | None:
-        """Let the command leave its training loop and end.
-
-        Return its exit code (-N for signal N); None if it had to be killed.
-        """
+        """Let the command leave its loop and return its exit code (-N: signal N); None if it had to be killed."""
         self.doing = "ending"
         with suppress(CommandFailed):
             self._order({"end": True})
@@ -153,10 +138,7 @@ class AlternatingCommand:
                 self._process.wait(_KILLED_S)
 
     def _gather(self, listening: socket.socket) -> None:
-        """Wait until all ranks of the command have connected to ``listening``.
-
-        The first rank's message contains their number.
-        """
+        """Wait until all ranks (their number is in the first message) have connected to ``listening``."""
         expected = 1
         since_s = time.monotonic()
         while len(self._ranks) < expected:
@@ -186,10 +168,7 @@ class AlternatingCommand:
                 self._check_ended(at_once=True)
 
     def _listen(self) -> bool:
-        """Read messages of the ranks, waiting ALTERNATION_LOOK_S at most. Return True if there were any.
-
-        Raises CommandFailed if a rank has ended or reports that its recording failed.
-        """
+        """Return True if ranks sent messages within ALTERNATION_LOOK_S. Raises CommandFailed on failures."""
         waiting = {rank.connection: rank for rank in self._ranks if not rank.done}
         ready = select.select(list(waiting), [], [], ALTERNATION_LOOK_S)[0]
         for connection in ready:
@@ -218,10 +197,7 @@ class AlternatingCommand:
             raise CommandFailed(f"{symptom} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
-        """Describe the process that blocks the command: its state, and the likely cause with its fix.
-
-        Return the error's text if /proc cannot be read.
-        """
+        """Describe the blocking process's state, cause and fix; the error's text if /proc is unreadable."""
         assert self._process is not None
         if self.doing == STARTING:  # the ranks at the gate wait for the missing ones
             pid, key = self._process.pid, "limits.start_s"
@@ -237,10 +213,7 @@ class AlternatingCommand:
         return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
-        """Raise CommandFailed if the command has ended; CommandOver if its exit code is 0.
-
-        ``at_once``: a training process has ended, so the command counts as ended.
-        """
+        """Raise CommandFailed (CommandOver for exit code 0) if the command or, ``at_once``, a rank has ended."""
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):
@@ -276,10 +249,7 @@ class AlternatingCommand:
         return ""
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Send the signal ``number`` to all processes of the command, parents first, until no new process appears.
-
-        Orphaned processes are found by their environment variable.
-        """
+        """Send ``number`` to all processes of the command, orphans too, parents first, until none is new."""
         process = self._process
         pids = [process.pid] if process is not None and process.returncode is None else []
         done: set[int] = set()

@@ -1,7 +1,6 @@
 """Script that calls a training function: ``call.py MODULE:FUNCTION '{"argument": value}'``; for ``loop`` in scenarios.
 
-It imports the standard library only and nothing of the harness, because the process is the user's program. The working
-directory comes first on the path, as for a script in that directory.
+The process is the user's program: no import of the harness, and the working directory comes first on the path.
 """
 
 import importlib
@@ -12,10 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Call the function with the arguments of the command line. An exception ends the process as in a script.
-
-    Exit with a message if the function does not exist or does not accept the arguments.
-    """
+    """Call the function with the given arguments; exit with a message if it does not exist or accept them."""
     name, arguments = sys.argv[1], json.loads(sys.argv[2])
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))

@@ -49,10 +49,9 @@ class Ended(NamedTuple):
 
 
 def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> Ended:
-    """Run ``program`` to its end under the agent, and return its exit code and times.
+    """Run ``program`` to its end under the agent, whose records go into ``raw``; return its exit code and times.
 
-    The agent's records go into ``raw``. If ``settings`` ask for py-spy, this process samples the program.
-    Raises InputError if the program cannot be started.
+    If ``settings`` ask for py-spy, this process samples the program. Raises InputError if it cannot be started.
     """
     settings.write(raw)
     begun_ns = monotonic_ns()
@@ -71,11 +70,7 @@ MARK = "HARNESS_ATTACH"  # environment variable: the agent's record folder, whic
 
 
 def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment for a command, in which the agent is loaded and records into ``raw``.
-
-    It is this process's environment with these changes.
-    ``places``: import folders that come before all others except the agent's.
-    """
+    """Return this process's environment, changed to load the agent. ``places``: further import folders."""
     path = os.pathsep.join([str(SHIM), *places, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, MARK: str(raw)}
 
@@ -98,10 +93,7 @@ def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward the signals in FORWARDED to the command while the context is open, so that the command handles them.
-
-    Signals that this process ignores are not forwarded.
-    """
+    """Forward the signals in FORWARDED, if this process does not ignore them, to the command in the context."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _in_foreground():

@@ -1,7 +1,6 @@
 """Run commands as the arms of a study: fresh processes in each block, which take turns (or run one by one).
 
-``harness run`` does this with its own trainer, ``harness exec --against`` and ``--controls`` with the user's programs.
-An arm is a command. A control of it is the same command unchanged, or with other batches.
+A control of an arm is the same command unchanged, or with other batches.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def plan_against(
 ) -> CommandPlan:
     """Return the plan of ``harness exec`` with ``--against`` or ``--controls``.
 
-    Its arms are the command, the baseline command ``against`` (if given; adds an A/A control), and the controls.
+    Arms: the command, the baseline ``against`` (if given; adds an A/A control), and the controls.
     ``settings``: further values of :class:`CommandScenario`.
     """
     arms: dict[str, dict[str, str | int | float | None] | None] = {SCRIPT: {COMMAND: shlex.join(program)}}
@@ -88,12 +87,11 @@ def run_comparison(
 ) -> ComparisonOutcome:
     """Run the blocks of ``plan`` and write the study into ``folder``.
 
-    The outcome's status is "done", "failed" (a run failed) or "interrupted" (Ctrl-C).
-    ``command``: command line for the study's record. ``source``: path of the scenario file; "" without one.
+    Status of the outcome: "done", "failed" (a run failed) or "interrupted" (Ctrl-C). Raises InputError if a command
+    cannot be started. ``command``: command line for the study's record. ``source``: path of the scenario file, or "".
     ``enough``: called after each block with the number of finished blocks; returns True to end the study.
     ``end_ns``: time limit (CLOCK_MONOTONIC); a block that then runs is ended and dropped.
     ``load_check``: looks for other load on the machine before block 0; None skips it.
-    Raises InputError if a command cannot be started.
     """
     scenario = plan.scenario
     study = StudyRecord(
@@ -195,11 +193,7 @@ class _CommandRun:
         return self.arm.program, self.arm.folder, self.arm.path
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until it is ready for its first turn.
-
-        In block 0, a start that fails within SOON_S is retried once, as the cause may have passed.
-        Raises CommandFailed if it does not start.
-        """
+        """Start the command and wait for its first turn; one retry in block 0. Raises CommandFailed if it fails."""
         settings = replace(settings, control=self.arm.control)
         begun_s = time.monotonic()
         try:
@@ -233,11 +227,7 @@ class _CommandRun:
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
-        """Write the tables and the record of the run, and delete the raw records.
-
-        Return True if the run finished without error.
-        ``session``: id shared by the runs of a block. ``position``: place of the arm in the block, from 0.
-        """
+        """Write tables and record, and delete the raw records. Return True if the run finished without error."""
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)
@@ -280,18 +270,12 @@ class _CommandRun:
 
 
 class _BlockOutcome(NamedTuple):
-    """Outcome of one block of a comparison.
+    """Outcome of one block of a comparison."""
 
-    ``finished``: True if every command finished.
-    ``started``: True if at least two arms (or the only arm) started, controls not counted.
-    ``over``: arm that ended by itself before its steps were measured; None if there is none.
-    ``repetitions``: repetitions completed by all commands.
-    """
-
-    finished: bool
-    started: bool
-    over: str | None = None
-    repetitions: int = 0
+    finished: bool  # every command finished
+    started: bool  # at least two arms (or the only one) started, without controls
+    over: str | None = None  # arm that ended by itself before its steps were measured
+    repetitions: int = 0  # repetitions completed by all commands
 
 
 def _run_block(
@@ -352,10 +336,9 @@ def _alternate(
 ) -> tuple[str, int] | None:
     """Start ``runs`` one after the other, let them take their turns, and end them.
 
-    If a command ends by itself, no command takes another repetition.
-    Return then (its arm, repetitions completed before); None if no command ended by itself.
-    Raises InputError if that happens in the first repetition of block 0: later blocks would fail the same way.
-    ``unstartable``: keys of commands of this block that could not start. Their own controls are skipped.
+    Return (arm, repetitions completed before) if a command ends by itself, which ends the turns of all, else None.
+    Raises InputError in the first repetition of block 0, as later blocks would fail alike. ``unstartable``: keys of
+    this block's commands that could not start, whose controls are skipped.
     """
     alive: list[_CommandRun] = []
     count = _repetitions(scenario)

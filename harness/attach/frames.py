@@ -1,4 +1,4 @@
-"""Read the files that the agent wrote in each process of a command. See ``agent/record.py`` for the format.
+"""Read the files that the agent wrote in each process of a command (format: ``agent/record.py``).
 
 The file of a killed process may end with a partial frame or zeros. All complete frames before that count.
 """
@@ -50,11 +50,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class AttachedProcess:
-    """Facts, notes and batches of one recorded process, without its step events.
-
-    :func:`events` reads those step by step.
-    :func:`read` makes one per file of the agent.
-    """
+    """Facts, notes and batches of one recorded process; its step events are read by :func:`events`."""
 
     path: Path
     process: ProcessFacts
@@ -64,10 +60,7 @@ class AttachedProcess:
 
     @property
     def loader(self) -> tuple[int, int]:
-        """Workers, and batches in flight per worker, of the process's DataLoader with the most workers.
-
-        (0, 2) without a DataLoader.
-        """
+        """Workers and batches in flight per worker, of the loader with most workers; (0, 2) without one."""
         workers, prefetch, _ = self._largest_loader
         return int(workers), int(prefetch)
 
@@ -78,10 +71,7 @@ class AttachedProcess:
 
     @property
     def _largest_loader(self) -> tuple[int, int, bool]:
-        """Workers, batches in flight per worker, and True if workers outlive an epoch, of the largest loader.
-
-        It is the one with the most workers. (0, 2, False) without a loader.
-        """
+        """Workers, batches in flight, True if workers persist, by most workers; else (0, 2, False)."""
         largest: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
         return largest
 
@@ -97,10 +87,7 @@ class AttachedProcess:
 
 
 def was_attached(folder: Path) -> bool:
-    """Return True if a process of the command imported torch while the agent was loaded.
-
-    ``folder``: the agent's records.
-    """
+    """True if a process of the command imported torch while the agent, which records in ``folder``, was loaded."""
     return (folder / ATTACHED).exists()
 
 
@@ -122,10 +109,7 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def read(folder: Path) -> list[AttachedProcess]:
-    """Return all processes that wrote records into ``folder``, in order of their first frame.
-
-    A process that was killed within its first frame is left out.
-    """
+    """Return all processes with records in ``folder``, by first frame; without those killed within it."""
     processes = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         written = frames(path)
@@ -170,9 +154,8 @@ def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:
     """Return a STEP or PAUSE event with a complete run-queue reading: one schedstat line per thread.
 
-    The agent may replace the main thread's line by (CPU time, earlier line): the thread has not waited since.
-    A program may close all file descriptors and open its own files under the same numbers.
-    The reading is then invalid, and replaced by an empty one.
+    (CPU time, earlier line) instead of the main thread's line means no wait since. A reading is invalid, and becomes
+    empty, if the program closed all file descriptors and reused their numbers.
     """
     kind, now, reading, *rest = event
     if reading and not isinstance(reading[0], bytes):

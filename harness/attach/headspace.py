@@ -1,15 +1,13 @@
 """Measure within a user's loop how much faster it would be with free data: ``for batch in harness.headspace(loader)``.
 
-Each batch is served once and in order, so the training does not change. Some batches are fetched ahead into a stock.
-Then steps of two kinds alternate:
+Each batch is served once and in order. Some are fetched ahead into a stock; then steps of two kinds alternate:
 
     usual   a batch is fetched as always and put at the end of the stock; the first batch of the stock is served
     free    only the first batch of the stock is served: the step does not wait for data
 
-Fetching ahead also empties the queue of the loader workers, which fills during free steps. So usual steps do not start
-with a full queue that they could not keep. The first steps of each kind are not measured, as workers refill the queue.
-
-This runs in the user's process. It imports nothing named ``trainer``, because the user may have a file of that name.
+Fetching ahead also empties the workers' queue, so that usual steps do not start with a full one that they could not
+keep. The first steps of each kind refill it, and are not measured. Imports nothing named ``trainer``: a user may have a
+file of that name.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@
             ...
     recording.study  # the study's folder, with the tables, report and timeline of any other
 
-Steps and phases are found as in an attached program. Where this fails, mark them: ``harness.step()`` begins a step,
-``with harness.span("fetch"):`` is a phase of it, and ``with harness.span("tokenize"):`` is a stage of a batch.
-
-This runs in the user's process. It imports nothing named ``trainer``, because the user may have a file of that name.
+Where steps and phases are not found, mark them: ``harness.step()`` begins a step, ``with harness.span("fetch"):`` is a
+phase of it, and ``with harness.span("tokenize"):`` a stage of a batch. Imports nothing named ``trainer``: a user may
+have a file of that name.
 """
 
 from __future__ import annotations
@@ -110,11 +109,7 @@ def _agent() -> ModuleType:
 
 
 def _make_study(raw: str, out: str | Path) -> Path | None:
-    """Create the study under ``out`` from the agent's records in ``raw``, and print its first screen.
-
-    Return its folder.
-    None if no study was created. A separate process does this: the user's files cannot shadow its imports.
-    """
+    """Create the study from the records in ``raw`` in a process whose imports the user's files cannot shadow."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", "harness", "exec", "--recorded", raw, "--out", str(out)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
@@ -124,10 +119,7 @@ def _make_study(raw: str, out: str | Path) -> Path | None:
 
 
 class TrainingRecording:
-    """Recording of one training run, held by a framework's callback between :meth:`begin` and :meth:`end`.
-
-    If the training fails, the steps up to the failure are written when the process ends.
-    """
+    """Recording of a training from :meth:`begin` to :meth:`end`; of a failed one it is written at exit."""
 
     def __init__(self, out: str | Path, warmup: int) -> None:
         self._out, self._warmup = out, warmup

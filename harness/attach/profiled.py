@@ -1,7 +1,6 @@
 """Put the profilers' records of a command into the study, as a separate run beside the profiled arm.
 
-The run's steps end with the profiled window, or begin with a window that comes last. None of them is measured. Its
-files are those of a scenario's profiled run, so every reader of such runs shows them.
+Its steps, all unmeasured, end or begin with the profiled window. Its files are those of a scenario's profiled run.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ def profiled_arm(arm: str) -> str:
 
 
 def profiled_steps(one: AttachedProcess) -> int:
-    """Return the number of steps from the program's start to the end of its profiled window; 0 without such a window.
-
-    A window after the measured steps does not count. If the process ended within the window, return all its steps.
-    """
+    """Return the steps up to the end of a profiled window before the measured steps; 0 without one."""
     if one.noted("closing"):
         return 0
     ends = one.noted("profiled")
@@ -53,10 +49,7 @@ def closing_step(one: AttachedProcess) -> int | None:
 
 
 class ProfiledWindows:
-    """Profiler records of a command in the folder ``raw``, to be put into its study. :func:`make_study` makes one.
-
-    ``problems``: what failed in :meth:`put`, one line each.
-    """
+    """Profiler records of a command in the folder ``raw``, to be put into its study."""
 
     def __init__(self, raw: Path) -> None:
         self._raw = raw
@@ -66,11 +59,7 @@ class ProfiledWindows:
         self.problems: list[str] = []
 
     def put(self, folder: Path, one: AttachedProcess) -> None:
-        """Write the profiler records of the process ``one`` into its run folder ``folder``, which has its tables
-        already.
-
-        py-spy's samples cover all processes of the command. They go to the process that asked for them.
-        """
+        """Write profiler records of ``one`` into its run folder; it gets py-spy's samples if it asked for them."""
         probes = ProbesRecord()
         if one.noted("import_roots"):
             probes, self._stacks = self._stacks or probes, None
@@ -107,9 +96,7 @@ def _settings(raw: Path) -> Mapping[str, object]:
 def _with_torch(found: ProbesRecord, folder: Path, one: AttachedProcess, raw: Path) -> ProbesRecord:
     name, window, offsets, error_ns = one.noted("torch_profiler")[-1]
     record = TorchProfilerRecord(
-        windows=(tuple(window),),
-        realtime_minus_monotonic_ns=tuple(offsets),
-        clock_error_ns=error_ns,
+        windows=(tuple(window),), realtime_minus_monotonic_ns=tuple(offsets), clock_error_ns=error_ns
     )
     problem = None
     try:

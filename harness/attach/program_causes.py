@@ -1,7 +1,7 @@
 """Find causes that hold for a whole program: steps or memory that grow, padding, and settings left on.
 
-Each row is a :class:`harness.explain.causes.SlowCause`. A stage of the data has a row with the place where the program
-makes it. ``figures`` by kind:
+Each row is a :class:`harness.explain.causes.SlowCause`; a data stage's has the place that makes it. ``figures`` by
+kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
     memory     bytes_per_step, full_s (seconds until no memory is free, at this rate); place: "" or WORKERS
@@ -51,10 +51,7 @@ from trainer.json_types import JsonObject
 
 
 def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield the causes that hold for the whole process ``one``, as rows in the form of the module's table.
-
-    ``blocks``: totals of its steps, block by block.
-    """
+    """Yield the causes of the whole process ``one``, as rows. ``blocks``: totals of its steps by block."""
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
     yield from _memory(blocks)
@@ -65,15 +62,12 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
 
 
 class _Look(NamedTuple):
-    """One look of the agent at the modules' hooks and the settings: step, hooks by kind, settings that are on.
-
-    ``place``: the newest hook in the module with the most hooks.
-    """
+    """One look of the agent at the modules' hooks and the settings."""
 
     step: int
-    hooks: dict[str, int]
-    settings: Sequence[str]
-    place: str
+    hooks: dict[str, int]  # number by kind
+    settings: Sequence[str]  # settings that are on
+    place: str  # newest hook in the module with the most hooks
 
 
 def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
@@ -122,10 +116,7 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
 
 
 def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row if memory grows evenly from step to step and would soon be full.
-
-    The first third of the readings is dropped, because a program fills its caches then. A step's last reading counts.
-    """
+    """Yield a row if memory grows evenly after the first third of readings and would soon be full."""
     readings = list({reading[0]: reading for totals in blocks for reading in totals.memory}.values())
     readings = readings[len(readings) // 3 :]
     steps, wall_ns = (sum(getattr(totals, name) for totals in blocks) for name in ("measured", "wall_ns"))
@@ -175,10 +166,7 @@ def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Jso
 
 
 def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row per slow setting: those on in every look of the second half (so a profiler's window does not count).
-
-    Also graph breaks, evaluation with gradients, and gradients synchronized in several passes of a step.
-    """
+    """Yield a row per slow setting: on in the second half, graph breaks, gradients in evaluations or synced often."""
     late = looks[len(looks) // 2 :]
     if len(late) >= LOOKS_MIN:
         for name in late[0].settings:
@@ -195,10 +183,7 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[Ste
 
 
 def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row for the code that makes each stage of the first training loader's batches.
-
-    Add a START_UP row if the wait for the program's first batch was long.
-    """
+    """Yield the code that makes each stage of the first training loader's batches, and START_UP after a long wait."""
     rows = sum(totals.rows for totals in blocks)
     row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
     stages: set[str] = set()

@@ -1,7 +1,6 @@
 """Sample a command with py-spy from the launcher's side, once the command asks for it (``agent/profiling.py``).
 
-py-spy samples the launcher and its children, so all processes of the command. It suspends them for each sample. The
-process that asked spins the clock marks at both ends of the window.
+py-spy samples, and suspends, all processes of the command. The one that asked spins clock marks around the window.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ LATE_S = 60  # seconds allowed for the steps at both ends of the window, which m
 
 
 def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int) -> None:
-    """Wait until the command asks for py-spy, then sample it until its window of ``seconds`` is over.
-
-    Return early if the command ends first. The samples and a record of them go into ``raw``.
-    An error of py-spy goes into that record and does not stop the command.
-    """
+    """Sample the command with py-spy into ``raw`` once it asks, until its window ends; record samples or error."""
     while not (raw / ASKED).exists():
         if process.poll() is not None:
             return
@@ -55,10 +50,7 @@ def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int)
 
 
 def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:
-    """Sample with py-spy into ``output`` until the command marks the window's end or ends, or the time limit passes.
-
-    Return how it was recorded. Raises SpyFailed.
-    """
+    """Sample with py-spy into ``output`` until the window, the command or the time is over. Raises SpyFailed."""
     settings = PySpySettings(seconds=seconds)
     recording = SpyRecording(options(settings, "chrometrace"), output, metronome=True)
     try:
@@ -81,10 +73,7 @@ def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: P
 
 
 def sampled(raw: Path) -> ProbesRecord | None:
-    """Return how py-spy's window in ``raw`` was recorded, or the problem that prevented it.
-
-    None if the command never asked for py-spy.
-    """
+    """Return how py-spy's window in ``raw`` was recorded, or its problem; None if it was never asked for."""
     try:
         return read_facts(raw / RECORD) if (raw / RECORD).exists() else None
     except InputError as error:

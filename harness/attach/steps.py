@@ -65,10 +65,7 @@ def _floats() -> array[float]:
 
 @dataclass
 class StepLengths:
-    """Durations in ms of one block's measured steps, in order: whole steps and phases.
-
-    Also the work (tokens) per step.
-    """
+    """Durations in ms and work of one block's measured steps, in order: whole steps and phases."""
 
     wall: array[float] = field(default_factory=_floats)  # without waits for a core
     parts: dict[str, array[float]] = field(default_factory=dict)  # keyed by phase, without inner phases
@@ -87,10 +84,7 @@ class StepLengths:
 
 @dataclass
 class StepTotals:
-    """Totals over the measured steps of one block of one process. Times are in nanoseconds.
-
-    :func:`write_tables` makes them.
-    """
+    """Totals (ns) over one process's measured steps of one block; :func:`write_tables` makes them."""
 
     first_ns: int = 0  # start of the block's first step; 0: no step began
     last_ns: int = 0  # end of its last step
@@ -182,8 +176,7 @@ class StepTotals:
 def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
     """Return the number of measured steps in a block, if MOST_BLOCKS blocks share ``steps`` steps without ``warmup``.
 
-    The scatter between blocks gives the intervals. ``loader_warmup``: unmeasured steps at the start of each block.
-    The minimum is LEAST_STEPS and twice ``loader_warmup``.
+    At least LEAST_STEPS and twice ``loader_warmup``, the unmeasured steps at the start of each block.
     """
     return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS))
 
@@ -200,14 +193,13 @@ def write_tables(
 ) -> list[StepTotals]:
     """Write the tables of ``one`` block by block into ``folder_of(block)``, and return the totals of each block.
 
-    Every step is measured in exactly one block, so that no rare slow step is lost. A block's tables start with the last
-    steps of the previous block as warm-up, because the block's first batches were made during them. An error (a full
-    disk) leaves no partial files. The last block includes the remaining steps if they are too few for a block.
+    Every step is measured in exactly one block, so that no rare slow step is lost; the last block includes a remainder.
+    A block's warm-up are the previous block's last steps, during which its first batches were made. An error (a full
+    disk) leaves no partial files.
 
-    ``made_by``: batches of its loader workers.
-    ``alternating``: True if it alternated with other programs, repetition by repetition; all of it is one block.
+    ``made_by``: batches of its loader workers. ``alternating``: with other programs by repetition; all is one block.
     ``profiled``: number of unmeasured first steps, up to the end of a profiled window: the block PROFILED_PART.
-    ``closing``: first step of a window after the measured steps. Then the block PROFILED_PART comes last.
+    ``closing``: first step of a window after the measured steps; the block PROFILED_PART then comes last.
     """
     with ExitStack() as unfinished:
         return _write_tables(
@@ -295,8 +287,7 @@ def _write_tables(
 def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
     """Return by place the share (0 to 1) of their running time for which other threads held the interpreter lock.
 
-    A thread that computes outside Python (within a call of torch, for example) hardly holds it: its share is 0. Of a
-    held lock, only :data:`HELD_LOOKS_SHARE` of the looks show it.
+    It is 0 for a thread that computes outside Python. Only :data:`HELD_LOOKS_SHARE` of the looks show a held lock.
     """
     shares = {}
     for place in dict.fromkeys(place for totals in blocks for place in totals.others_ns):
@@ -317,10 +308,7 @@ class _StepSeen(NamedTuple):
 
 
 def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: Event, made_by: MadeBy) -> None:
-    """Add ``step`` to the recorder and the tables of a block.
-
-    ``begun``: start event to use instead of the step's own, with the block's repetition number and measured or not.
-    """
+    """Add ``step`` to recorder and tables of a block. ``begun``: start event with repetition, and measured or not."""
     recorder.add([begun])
     tables.collect()  # between steps: the next step's batches come after this
     recorder.add(list(_ledger_events(step.body, made_by)))
@@ -333,10 +321,7 @@ def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: E
 
 
 def _works(one: AttachedProcess) -> Iterator[Kernel]:
-    """Yield the device work of the process as kernels, timed on the host's clock, in launch order.
-
-    Nothing is yielded if the comparison of both clocks is incomplete. The file holds the work some steps later.
-    """
+    """Yield the process's device work as kernels, on the host's clock, in launch order; none if clocks are unknown."""
     clocks = one.noted("device_clock")
     if len(clocks) != 2 or one.noted("device_fault"):  # a part is missing, for example in a killed program
         return
@@ -356,11 +341,7 @@ def _left(steps: int, found: Sequence[StepTotals]) -> int:
 
 
 def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[Event]]]:
-    """Yield each step as (start event, events, end event, events of the kinds in MARKS).
-
-    The end is None if the step did not end. The events of a step end with the start of the next step.
-    The program's last events belong to its last step.
-    """
+    """Yield each step as (start event, events until the next start, end event or None, events in MARKS)."""
     begun: Event | None = None
     for portion in events(path):
         last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
@@ -373,10 +354,7 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[
 
 
 def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, alternating: bool) -> Event:
-    """Return the start event of a step with its repetition number, and with True last if the step is not measured.
-
-    It is not measured in warm-up, or with one of ``marks`` in it. Also count the step in ``totals``.
-    """
+    """Return a step's start event with repetition, and True if unmeasured (warm-up, ``marks``); count the step."""
     (kind, now, reading, number, repetition, warmup), ended = step.begun, step.ended
     warming_up = bool(warmup or totals.begun < totals.warming_up)
     evaluated = [event[1] for event in marks if event[0] == EVALUATION]
@@ -490,10 +468,7 @@ def _restarting(body: Sequence[Event]) -> int:
 
 
 def _schedstat(line: bytes) -> tuple[int, int]:
-    """Return (ns on a core, ns runnable without a core) of a schedstat line.
-
-    See Documentation/scheduler/sched-stats.rst of Linux.
-    """
+    """Return (ns on a core, ns runnable without) of a line of schedstat (Linux, sched-stats.rst)."""
     on_core, waited, *_ = line.split()
     return int(on_core), int(waited)
 
@@ -532,10 +507,7 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
 
 
 def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
-    """Yield the events that the ledger handles.
-
-    Batches get the stages of their making and their counts without padding.
-    """
+    """Yield the ledger's events, batches with the stages of their making and counts without padding."""
     padded: Event | None = None  # padding of the next batch, if every batch is counted
     for event in body:
         if event[0] == PADDED:
@@ -548,12 +520,9 @@ def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
 
 
 def _with_maker(event: Event, made_by: MadeBy, padded: Event | None) -> Event:
-    """Return the ledger's event for the arrival of a batch.
+    """Return the ledger's event of a batch: (kind, trace with stages, tokens, tokens without padding, samples).
 
-    It is (kind, trace with stages, tokens, tokens without padding, samples). Counts that the batch does not show are
-    None.
-    For a wait that ended without a batch, because the data ended, tokens and samples are 0.
-    ``padded``: padding of this batch; None if it was not counted.
+    None: the batch does not show it; 0 tokens and samples: the data ended. ``padded``: None if padding was not counted.
     """
     kind, trace, tokens, _, samples = event
     if _ended(event):

@@ -30,10 +30,7 @@ LEAST_FORCED = 0.2  # share of the time in Python code: less is not representati
 
 @dataclass(frozen=True)
 class ExecResult:
-    """Result of a recorded command: arms of the processes that trained, and faults.
-
-    Without arms, no training was recorded.
-    """
+    """Result of a recorded command: arms of the processes that trained (none: no training), and faults."""
 
     trained: tuple[str, ...]  # names of their arms
     started: bool  # True if a Python process imported torch with the agent in it
@@ -51,10 +48,7 @@ def make_study(
     begun_utc: str,
     ended: Ended | None = None,
 ) -> ExecResult:
-    """Create the study in ``folder`` from the records in ``raw``, one arm per process that trained.
-
-    ``code``: exit code of the command. ``ended``: its times; None if this process did not start it.
-    """
+    """Create the study in ``folder``, one arm per process that trained. ``ended``: None if not started here."""
     processes = read(raw)
     workers = [process for process in processes if process.made]
     trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
@@ -119,10 +113,7 @@ def _runs(
     begun_utc: str,
     ended: Ended | None,
 ) -> tuple[list[RunRecord], int]:
-    """Write the tables of the process ``one`` as blocks of ``arm``, and its profiled window as a separate run.
-
-    Return the run records, and the number of steps left out because a signal handler raised in them.
-    """
+    """Write the tables of ``one`` by block and profiled window; return records and the number of steps left out."""
     profiled, closing = profiled_steps(one), closing_step(one)
 
     def folder_of(block: int) -> Path:
@@ -151,11 +142,7 @@ def _runs(
 
 
 def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None) -> dict[str, float] | None:
-    """Return the duration in ms of each part of the whole program (start-up, measured steps, ...).
-
-    None if no step began. ``profiled``: index of the profiled window in ``blocks``; None without one.
-    Start-up and end are included only for a command that this process started (``ended``).
-    """
+    """Return the ms of each part of the program; None if no step began. ``ended``: None without start-up and end."""
     begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:
         return None
@@ -179,10 +166,7 @@ def _text(program: Sequence[str]) -> str:
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
-    """Return one arm name per process: "rank-0", ...
-
-    if the processes have different ranks, else "script", "script-2", ...
-    """
+    """Return an arm name per process: "rank-0", ... if ranks differ, else "script", "script-2", ..."""
     ranks = [process.process.rank for process in trained]
     if len(trained) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
         return [f"rank-{rank}" for rank in ranks]
@@ -201,8 +185,8 @@ def record_of(
 ) -> RunRecord:
     """Return the run record of the process ``one`` for the steps in ``totals``; "failed" if no step was measured.
 
-    ``code``: exit code of the command; None if killed.
-    ``whole``: causes that hold for the whole process; None: find them in ``totals``, its only block.
+    ``code``: exit code of the command; None if killed. ``whole``: causes of the whole process; None: those in
+    ``totals``.
     """
     whole = tuple(program_causes(one, [totals])) if whole is None else whole
     workers, prefetch = one.loader
@@ -266,21 +250,14 @@ def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return the place where the main thread was blocked longest outside all phases, as in ``train.py:31 (read)``.
-
-    None if it explains less than half of the time blocked outside phases.
-    Only a few early steps are watched, so a rare long wait (a checkpoint) is not among them.
-    """
+    """Return the place outside phases that blocked early steps most, ``train.py:31 (read)``; None below half."""
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
     is_majority = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
     return str(place) if place is not None and is_majority else None
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
-    """Return the causes of slow steps in ``totals``, as rows of harness.explain.causes.
-
-    They are the noted waits and copies, counted events (such as compilations) and sampled places.
-    """
+    """Return causes of slow steps in ``totals``, as rows: noted waits and copies, counted events, sampled places."""
     reasons: Counter[tuple[str, str]] = Counter()
     for place, reason, seconds in one.noted("recompiled"):
         reasons[place, reason] += seconds
@@ -302,10 +279,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
 
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
-    """Yield rows on sampled code places, waits for the interpreter lock, evaluations and garbage collections.
-
-    Nothing is yielded if none was recorded. Places below LEAST_CAUSE_SHARE of the time are left out.
-    """
+    """Yield rows on own code, the interpreter lock, evaluations, collections; from LEAST_CAUSE_SHARE on."""
     if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
@@ -334,21 +308,14 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                 yield {**row, "spent_ms": ns / 1e6}
     for number, times in totals.collections.items():
         place, _function, code, _called = places.get(number, ("", "", "", ""))
-        yield {
-            "kind": GC,
-            "place": place,
-            "code": code,
-            "times": times,
-            "spent_ms": totals.collecting_ns[number] / 1e6,
-        }
+        yield {"kind": GC, "place": place, "code": code, "times": times, "spent_ms": totals.collecting_ns[number] / 1e6}
 
 
 def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
-    """Return (nanoseconds, is_end) for each place of the phase, by place number.
+    """Return (nanoseconds, True if it is only the end of that time) for each place of the phase, by place number.
 
-    ``is_end``: True if the place only marks the end of that time.
-    A late look stands for Python code. Its time is spread over the places that ran Python code for long (FORCED).
-    If these are few, the code ran in short pieces, and the place at the end of a piece gets its time.
+    A late look's time is spread over places that ran Python code for long (FORCED). If these are few, the code ran in
+    short pieces, and the place at the end of a piece gets its time.
     """
     spent_by_look: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
     for (sampled_phase, number, waited), ns in totals.sampled_ns.items():
@@ -365,11 +332,7 @@ def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
 
 
 def _ns_of_look(totals: StepTotals, phase: str) -> float:
-    """Return the factor from sampled to real nanoseconds in a phase, whose real duration is known.
-
-    ``phase``: "" for the time outside all phases.
-    No look includes garbage collections. They count as outside all phases, as in :mod:`harness.explain.wall`.
-    """
+    """Return the factor from sampled to real ns in a phase ("": outside all, with all garbage collections)."""
     alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
     sampled_ns = sum(ns for (sampled_phase, _, _), ns in totals.sampled_ns.items() if sampled_phase in alike)
     parts = {name: sum(ms) * 1e6 for name, ms in totals.lengths.parts.items()}

@@ -1,26 +1,21 @@
-"""Determines what limits a step beside an asynchronous device.
+"""Determines what limits a step beside an asynchronous device, and which device work waited for its launches.
 
     data      data work costs the largest share of the step, or loader workers work nearly all the time
     host      the largest share is device idle time while the host did other work than data
-    launch    the largest share lies in launch-bound phases (see below)
+    launch    the largest share lies in launch-bound phases
     device or launch
               no share is noticeable, but the device's time in other phases is open: it worked or waited for launches
     device    nor that, and fetching could last noticeably longer at almost no cost, or this room is unknown
     balanced  nor that, and there is no such room
 
-The room is how much longer fetches could last before the step ends later. A blocking call of the host and an idle
-stretch of the device absorb a delay:
+Room: how much longer fetches could last before the step ends later. Blocking calls and device idle time absorb a delay;
+what they leave adds up from fetch to fetch. So the recorded order is replayed for each length that is tried:
 
     host    |fetch|++R++|launch|launch|== blocked: R shorter ==|launch|fetch|++R++|
     device  ======== the tail =========|===== work =====|idle|========= the tail ====
 
-Delays that nothing absorbs add up from fetch to fetch. So the recorded order is replayed with longer fetches, once for
-every length that is tried.
-
-Finds the device work that waited for its launches: phases that the device ends as the host ends launching them.
-
-CUDA events give one bracket around all kernels of a phase. A device that is behind its host works through the bracket.
-A device whose kernels are shorter than their launches is idle within it, which the bracket does not show:
+Launch-bound: CUDA events bracket all kernels of a phase, and hide that short kernels wait for launches. A bracket that
+ends with its launches counts: the device worked or waited until the last launch (``open``), then it worked (``tail``):
 
     host         |launch|launch|launch|launch|               |launch|launch|launch|launch|
     device              |k|    |k|    |k|    |k|                    |==== k ====|==== k ====|==== k ====|==== k ====|
@@ -28,17 +23,10 @@ A device whose kernels are shorter than their launches is idle within it, which 
                  |<----- not known ---->|<tail>|             it works to the end: known
                       launch-bound
 
-A bracket that ends with its launches counts as *launch-bound*. Until its last launch the device worked or waited
-(``open``). After that, everything was queued, and the device worked (``tail``).
-
-A host that blocks within a phase (``.item()`` in a model) waits for its device. Host and device then end the phase
-together as well. torch reports such calls in one audited step, without their time. A phase with such a call is
-never launch-bound.
-
-A profiled window of the arm shows how long kernels ran in each phase. A kernel belongs to the phase in which the host
-launched it (same correlation id). The measured steps are assumed to have the same kernels with the same durations,
-because the profiler only widens the gaps. Where the device's work stays open, figures are computed for each
-:data:`Reading`. The likely reading gives the figure, and the interval includes the others.
+A phase with a blocking call (``.item()``, audited by torch in one step, untimed) also ends with its device, and never
+counts. A profiled window shows the kernel time of each phase (by correlation id), which is assumed for measured steps:
+the profiler only widens gaps. What stays open has several :data:`Reading`: the likely one gives the figure, and the
+interval includes the others.
 """
 
 from __future__ import annotations
@@ -74,21 +62,15 @@ from harness.study.run_data import RunData
 
 
 class KernelTime(NamedTuple):
-    """Device time in ns of the kernels and copies of one kind of work, such as "forward".
-
-    Least, mean and most of the profiled pieces of this work.
-    """
+    """Device time in ns of the kernels and copies in a profiled piece of one kind of work, such as "forward"."""
 
     least_ns: int
-    usual_ns: int
+    usual_ns: int  # mean; the others are the least and the most
     most_ns: int
 
 
 def kernel_times_of(run: RunData) -> Mapping[str, KernelTime]:
-    """Return the kernel time of each kind of device work of ``run``, by name, from a profiled window of its arm.
-
-    Empty without a whole profiled window.
-    """
+    """Return the kernel time of each kind of device work by name; empty without a whole profiled window of the arm."""
     window = run.window
     if window is None:
         return {}
@@ -106,10 +88,7 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
-    """Return the kernel time by name, summed per piece of ``work`` that was launched within ``windows``.
-
-    A name is left out if one of its pieces has no kernels.
-    """
+    """Return the kernel time by name over the pieces in ``windows``, except names of which a piece has no kernels."""
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
@@ -144,10 +123,7 @@ KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """The device's work in queue order, one piece per phase that the host launched; all arrays are (pieces,).
-
-    :func:`device_work` makes it.
-    """
+    """The device's work in queue order, (pieces,): one piece per phase that launched; see :func:`device_work`."""
 
     names: NDArray[np.int32]  # index into RunSpans.names
     starts: Int
@@ -166,10 +142,7 @@ class DeviceWork:
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """Return the time (ns) at which the device began to work on each piece, by this reading.
-
-        A kernel time from a profiled window is placed at the end of the piece.
-        """
+        """Return when (ns) the device began each piece, by this reading; a profiled kernel time ends with the piece."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
@@ -180,10 +153,7 @@ class DeviceWork:
 
     @property
     def profiled(self) -> NDArray[np.bool_]:
-        """True for pieces whose kernel time a profiled window gives, because the recorded events leave it open.
-
-        The events do not determine when the device's work on such a piece began.
-        """
+        """True for pieces whose kernel time comes from a profiled window, because the events leave it open."""
         is_profiled: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
         return is_profiled
 
@@ -193,10 +163,7 @@ class DeviceWork:
         return np.clip(self.launch_ends, self.starts, self.ends)
 
     def _worked_ns(self, reading: Reading) -> Int:
-        """Return the kernel time of each piece in ns, by this reading.
-
-        It is at least the time after the last launch.
-        """
+        """Return the kernel time of each piece in ns, by this reading; at least the time after the last launch."""
         lasted = self.ends - self.starts
         worked_ns = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
         return np.where(worked_ns >= FILLED_PIECE_SHARE * lasted, lasted, worked_ns)
@@ -243,10 +210,7 @@ class DeviceWork:
 def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
-    """Return the work of a run's device. ``attached``: True for a foreign program, which may block anywhere.
-
-    ``kernel_times``: from a profiled window, by name; None without one.
-    """
+    """Return the work of a run's device. ``attached``: the program is foreign and may block anywhere."""
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -283,10 +247,7 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
-    """Return the ns of launching during a piece above which it counts.
-
-    0 if shorter launches add up to a noticeable share of the device's time.
-    """
+    """Return the ns of launching from which a piece counts; 0 if shorter launches make up a noticeable share."""
     if not len(starts):
         return LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
@@ -302,19 +263,13 @@ def device_work_of(run: RunData) -> DeviceWork:
 
 
 def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """Return True for each piece that the host was still launching over ``least_ns`` after the device began it.
-
-    Times of device work (``starts``, ``ends``) and of the last launches (``launch_ends``) are in ns.
-    """
+    """True for pieces that the host still launched over ``least_ns`` after the device began them; times in ns."""
     result: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
     return result
 
 
 def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """Return True for each piece of device work that ended with its last launch, so the launches limited it.
-
-    Its launches must also continue for more than ``least_ns`` after its start.
-    """
+    """True for pieces that ended with their last launch, over ``least_ns`` after their start: launches limited them."""
     ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     result: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return result
@@ -327,10 +282,7 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
-    """Return the share of steps in which a kind of device work was launch-bound, of the steps that launch it.
-
-    By name, largest first. ``names``: texts of the names' numbers.
-    """
+    """Return by ``names``, largest first, the share of the steps launching this work in which it was launch-bound."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     shares = {}
@@ -370,10 +322,7 @@ class BoundShares:
 
 
 def agreed(blocks: Mapping[Bound, int]) -> Bound | None:
-    """Return the limit that all blocks share; None if they differ or there are none.
-
-    ``blocks``: number of blocks by limit.
-    """
+    """Return the limit of all blocks; None if they differ. ``blocks``: number of blocks by limit."""
     return next(iter(blocks)) if len(blocks) == 1 else None
 
 
@@ -390,12 +339,11 @@ Event = tuple[int, float, float]  # kind; ns blocked, or end of the launches; en
 
 
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
-    """Return how many ns longer the fetches of a step could last at almost no cost to the step.
+    """Return by how many ns the fetches of a step could get longer at almost no cost; at most the length of a step.
 
-    The run may get longer by at most ROOM_FELT_SHARE of that time. The result is at most the length of a step.
-    None if no step fetched or the device was not recorded.
-    NaN if a full queue, or a call that blocks for an unknown time, may have held the host.
-    ``known_queue``: True if the device reports when its queue held the host.
+    The run may get longer by ROOM_FELT_SHARE of that time. None if no step fetched or the device was not recorded.
+    NaN if a full queue or an untimed blocking call may have held the host.
+    ``known_queue``: the device reports when its queue held the host.
     """
     if spans.blocks_untimed:
         return math.nan if len(steps.starts) and len(spans.kernels) else None
@@ -428,10 +376,7 @@ def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: 
 
 
 def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
-    """Return ``spans`` without device work launched long before or after ``steps``, nearly all of it in a long run.
-
-    The last pieces before the steps are kept, because they may still be queued.
-    """
+    """Return ``spans`` without device work launched long before or after ``steps``. Work still queued is kept."""
     pieces = min(len(spans.kernels), len(spans.launches))
     since_ns, until_ns = int(steps.starts[0]), int(steps.ends[-1])
     inside = np.flatnonzero((spans.launches.starts[:pieces] >= since_ns) & (spans.launches.starts[:pieces] <= until_ns))
@@ -447,11 +392,7 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
 
 
 def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
-    """Return True if a full queue may have held the host: the device lags by the same time in most steps.
-
-    No recorded call blocked for long. A slower host also keeps a constant distance, but then its device runs out of
-    work.
-    """
+    """True if a full queue may have held the host: an equal lag in most steps without a long blocking call."""
     if len(steps.starts) < HELD_STEPS_MIN:
         return False
     pieces = min(len(spans.kernels), len(spans.launches))
@@ -466,10 +407,7 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
-    """Return the least work queued at the end of a launch of each step, in ns, (steps,).
-
-    Infinite if no launch of the step ended while the device worked on it.
-    """
+    """Return the least work (ns) queued as a launch of each step ended; infinite if the device never worked then."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     meets = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])

@@ -32,11 +32,7 @@ SAMPLED = "sampled"  # kind of a row: the measured steps of a block during which
 
 @dataclass(frozen=True)
 class SlowCause:
-    """One cause of slow steps.
-
-    * A place has calls and milliseconds per step, from a few audited early steps.
-    * A cause counted in every measured step has the number of steps with it, and the times of these and the others.
-    """
+    """One cause of slow steps: a place with figures of audited steps, or a cause counted in every measured step."""
 
     kind: str
     """One of these kinds:
@@ -134,30 +130,20 @@ def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
 
 
 def busy_cores(causes: Sequence[SlowCause]) -> float:
-    """Return the number of cores that the program's other threads and child processes occupy or wait for.
-
-    Loader workers are included. Older records only have the cores that other threads occupied.
-    """
+    """Return the cores that the program's other threads and child processes (with loader workers) use or wait for."""
     cores = [cause.figures["cores"] for cause in causes if cause.kind == BUSY]
     return max(cores) if cores else sum(cause.spent_share for cause in causes if cause.kind == LOCK)
 
 
 def library_loops(facts: Sequence[RunFacts]) -> frozenset[tuple[str, str]]:
-    """Return (place, called) of each line that calls a library's training loop, such as ``Trainer.train()``.
-
-    The model's phases run within such a call, so the rest of its time is the library's, not the line's.
-    """
+    """Return (place, called) of lines that call a library's training loop, within which the model's phases run."""
     causes = [made_of(SlowCause, row) for run_facts in facts for row in run_facts.causes or () if row["kind"] == CODE]
     lines = {(cause.place, cause.called) for cause in causes if cause.phase in PASSES and cause.called}
     return frozenset((place, called) for place, called in lines if called.partition(".")[0] != "torch")
 
 
 def slow_causes(facts: Sequence[RunFacts], loops: frozenset[tuple[str, str]] | None = None) -> tuple[SlowCause, ...]:
-    """Return the causes of slow steps in an arm's runs, merged over runs. ``facts``: of each run.
-
-    Counts are summed; places appear once, as they describe the whole program. Lines outside of all phases that are in
-    ``loops`` are left out; None: those of ``facts``.
-    """
+    """Return the causes of slow steps in an arm's runs, merged. ``loops`` (None: by ``facts``): lines to leave out."""
     loops = library_loops(facts) if loops is None else loops
     causes: dict[tuple[str, str, str, str], SlowCause] = {}
     for row in (row for run_facts in facts for row in run_facts.causes or ()):

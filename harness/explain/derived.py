@@ -1,17 +1,14 @@
 """Computes the derived columns of the steps table: exposed, hidden, where stages ran, and what the device did.
 
-They are computed whenever a study is read, so a corrected rule also applies to old studies.
-
     exposed       what each stage cost the step, by replay of the recorded order without it (``replay.attribution``)
     work, during_wait, parallel, between_steps    where the time of the stages lies (``waits``)
-    hidden        stage time that cost nothing: it ran in a training step, outside of every wait, and is not exposed
-    device        beside an asynchronous device: idle (starved) by cause, slack, busy. Busy is null where the host was
-                  still launching a phase that the device was at (``bounds``)
+    hidden        stage time that cost nothing: in a training step, outside of every wait, and not exposed
+    device        beside an asynchronous device: idle (starved) by cause, slack, busy (null where the host still
+    launched a phase that the device was at, ``bounds``)
 
-Data work that runs inline on a synchronous device needs no replay. If a replay is needed and impossible, or off by more
-than its tolerance, exposed and hidden are null. A batch whose builder recorded nothing makes the stages of its step
-null. A builder that did nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. In older studies the
-recorded column ``exposed_transfer_ns`` shows the difference.
+Exposed and hidden are null if a needed replay is impossible or beyond its tolerance, and for batches without records.
+A builder that did nothing (a replayed batch) leaves an empty ``transfer`` span. Older studies show the difference in
+the recorded column ``exposed_transfer_ns``. Every read of a study computes the columns anew, by the present rules.
 """
 
 from __future__ import annotations
@@ -59,27 +56,20 @@ _LONG_AGO_NS = 2**60  # start of an interval long before a run; sums of times st
 
 
 class Derived(NamedTuple):
-    """A steps table with its derived columns; :func:`with_derived` makes it.
-
-    ``changed``: True if the stored columns differed.
-    ``unsplit``: why waits were not split by stage (None: they were).
-    ``otherwise``: cost of data work for the first steps, (readings, steps) in ns, by each other assumption (reading) of
-    when the device worked. None without a split.
-    """
+    """A steps table with its derived columns; :func:`with_derived` makes it."""
 
     table: pa.Table
-    changed: bool
+    changed: bool  # True if the stored columns differed
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
-    otherwise: NDArray[np.float64] | None = None
+    otherwise: NDArray[np.float64] | None = None  # data costs by the other readings, (readings, steps) ns
 
 
 def with_derived(
     steps: pa.Table, spans: RunSpans, work: DeviceWork | None, recording: Recording | None = None
 ) -> Derived:
-    """Return ``steps`` with its derived columns.
+    """Return ``steps`` with its derived columns; unchanged if phases, times of steps, or a fetch's span are missing.
 
-    They stay unchanged if phases, times of steps, or a fetch's span are missing.
-    ``work``: of the device; None if it is synchronous. ``recording``: of the same run; None if it cannot be replayed.
+    ``work``: None if the device is synchronous. ``recording``: None if the run cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
         return Derived(steps, changed=False, unsplit="no times")
@@ -181,10 +171,7 @@ def _stages(
     asynchronous: bool,
     recording: Recording | None,
 ) -> tuple[StageTimes, Split | Unsplit]:
-    """Return the time of each step's stages by place, and what each stage cost the step (or why that is unknown).
-
-    ``training``: True for steps with training only.
-    """
+    """Return stage times by place, and costs or why they are unknown. ``training``: True for steps of training only."""
     waited = union(waits.starts, waits.ends)
     if asynchronous:
         waited = difference(waited, busy(spans))  # while the device works, a wait of the host costs nothing
@@ -201,10 +188,7 @@ def _stages(
 def _stage_columns(
     times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits, weighed: NDArray[np.bool_] | None
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Yield (name, values) of each derived column about stages.
-
-    ``weighed``: steps over which hidden time is averaged; None: each step alone.
-    """
+    """Yield (name, values) of each derived column about stages. ``weighed``: as in :func:`_hidden`."""
     import pyarrow as pa
 
     rows = len(times.work)
@@ -229,9 +213,8 @@ def _stage_columns(
 def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
     """Return the time (ns) of a stage that cost each step nothing: it ran outside of every wait, and is not exposed.
 
-    ``work``: time of the stage while a step was open.
-    ``weighed``: the measured steps beside an asynchronous device, where data work delays later steps than its own.
-    There both are summed over these steps, and each step gets its share. None: each step alone.
+    ``weighed``: steps over which it is summed and shared out, because an asynchronous device delays later steps.
+    None: each step alone. ``work``: time of the stage while a step was open.
     """
     hidden: Int
     if weighed is None:
@@ -265,10 +248,7 @@ def _device_columns(
 
 
 def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Recording | None) -> Split | Unsplit:
-    """Return what each stage cost each step, or the reason why no valid replay shows it.
-
-    ``waits_ns``: wait for data of each step.
-    """
+    """Return each stage's cost for each step, or the reason why no valid replay shows it. ``waits_ns``: by step."""
     inline = recording is None or not recording.workers
     if inline and not asynchronous and np.array_equal(times.work, times.during):
         return Split(times.during)

@@ -10,8 +10,7 @@ Fits the step time when one kind of work is done k times more: a slowdown inject
       |  o------o-----------o hidden (0)      y = step time; both are totals of the run over its steps
       +--0--1--2-----4------------- work ms
 
-A hidden stage has slope 0 and an exposed one has slope 1, for any number of workers. A curve that starts flat and turns
-up has used its slack. The slope describes *added* work. Removing work saves at most the time waited for it.
+A curve that starts flat and turns up has used its slack. Removing work saves at most the time waited for it.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ from trainer.errors import InputError
 
 @dataclass(frozen=True)
 class SyncCall:
-    """All calls of one run from one place in the code (``site``) that kept the host waiting for the device.
-
-    Times are ms per measured step.
-    """
+    """Calls of one run from one place (``site``) on which the host waited for the device; ms per measured step."""
 
     site: str
     calls_per_step: float  # calls without a time are counted in the one step that torch audited
@@ -80,11 +76,7 @@ class SyncCall:
 
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Return hidden data work in ms per step, by the kernel that ran at the same time; empty without measured steps.
-
-    Without a device it is by phase of the main thread, or ``other`` outside of all phases. Work that overlapped may
-    still have cost the step time, so all values are scaled down to sum to the hidden time in the ledger.
-    """
+    """Return hidden data work (ms per step, sum as in the ledger) by the kernel, or host phase, that ran beside it."""
     measured = _measured(run)
     if measured is None:
         return {}
@@ -108,10 +100,7 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
-    """Return the nanoseconds of data work within ``steps`` by the kernel or phase that hid it, summed over all workers.
-
-    ``on_device``: by kernel; else by phase, without the waits for data.
-    """
+    """Return the ns of data work of all workers within ``steps``, by the kernel (else by the phase) that hid it."""
     stages = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
     if on_device:
@@ -148,10 +137,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     certain, uncertain = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """Return two results for some steps: ns by call site, (4, sites), and ns by kernel and site.
-
-        The rows are: time blocked, time after the call, and its parts with the device certainly and possibly busy.
-        """
+        """Return ns by call site (blocked, after the call, certainly busy, possibly busy) and by kernel and site."""
         chosen = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[chosen].astype(np.int64)
         inside = clip(calls.starts[chosen], ends[chosen], part)
@@ -203,10 +189,7 @@ def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
 
 
 def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches]:
-    """Return ``spans`` with kernels cut to the time in which they certainly worked.
-
-    The second value is the time in which others may have worked.
-    """
+    """Return ``spans`` with kernels cut to the time they certainly worked, and the times others may have worked."""
     if not work.still_launching.any():
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()
@@ -250,10 +233,7 @@ def _measured(run: RunData) -> tuple[Stretches, int] | None:
 
 
 def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
-    """Return hidden data work in ms per step, by kernel or phase: means over runs, largest first.
-
-    See :func:`hidden_behind`.
-    """
+    """Return :func:`hidden_behind` as means over runs, largest first."""
     by_run = [hidden_behind(run) for run in runs]
     names = dict.fromkeys(name for by_name in by_run for name in by_name)
     means = {name: sum(by_name.get(name, 0.0) for by_name in by_run) / len(by_run) for name in names}
@@ -295,12 +275,9 @@ class Unfitted:
 
 @dataclass(frozen=True)
 class Curve:
-    """One block of a slowdown injection: its runs by dose k, with the work and the step time of each in ms.
+    """One block of a slowdown injection: its runs by dose, with work and step time of each in ms."""
 
-    ``ks``: how many times more of the work each run does; 0 is the arm itself.
-    """
-
-    ks: tuple[int, ...]
+    ks: tuple[int, ...]  # doses: how many times more of the work each run does; 0 is the arm itself
     runs: tuple[RunLedger, ...]
     work: tuple[float, ...]
     step: tuple[float, ...]
@@ -324,10 +301,7 @@ class Curve:
 
 
 def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
-    """Return the curve of every block that has all doses, or Unfitted with the reason why there is nothing to fit.
-
-    ``by_k``: runs by dose; 0 is the arm itself. ``workers``: number over which the work is divided.
-    """
+    """Return the curve of each block with all doses, or the reason for none. ``by_k``: runs by dose, 0 for the arm."""
     if not by_k[0]:
         return Unfitted("no run of the arm")
     if len(by_k) == 1:
@@ -350,11 +324,7 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
 
 
 def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:
-    """Return a function that measures the work of kind ``what`` in a run, in ms per step.
-
-    None if some run did not measure it. The work of a device is its busy time, or without an asynchronous device the
-    forward phase.
-    """
+    """Return a function from run to ms per step of ``what`` (device: busy time, else forward); None if not measured."""
     if what == "device":
         if all(run.device_busy_ms is not None for run in runs):
             return lambda run: run.device_busy_ms or 0.0
@@ -368,10 +338,7 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
 
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:
-    """Return the slope between the doses ``first`` and ``first`` + 1, over blocks.
-
-    None if the larger dose had no more work in some block.
-    """
+    """Return the slope from dose ``first`` to the next, over blocks; None if a larger dose had no more work."""
     if any(curve.work[first + 1] <= curve.work[first] for curve in curves):
         return None
     return from_block_values([curve.slope(curve.step, first, first + 2) for curve in curves])
@@ -418,10 +385,7 @@ def parse_control(control: str | None) -> tuple[What, int] | None:
 
 
 def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
-    """Return the effect of adding work of kind ``what`` to an arm. ``doses[k]``: runs with k times more, by block.
-
-    Only blocks with all doses count. ``workers``: loader workers, which share the work.
-    """
+    """Return the effect of more work of kind ``what``. ``doses[k]``: runs with k times more; blocks need all doses."""
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
     parallel = 1 if what == "device" else max(1, workers)
@@ -509,10 +473,7 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
 
 
 def _blocks_needed(slope: Estimate) -> int | None:
-    """Return the number of blocks that would probably decide the kind of the dose.
-
-    None above DOSE_BLOCKS_MAX or without an interval.
-    """
+    """Return the number of blocks that would probably decide the dose's kind; None above DOSE_BLOCKS_MAX."""
     if slope.ci_low is None or slope.ci_high is None:
         return None
     # Half-width that meets the conditions of some kind, if the median stays where it is.

@@ -1,18 +1,15 @@
 """Determines which worker made each batch, how long batches were ready before use, and how much of that steps used up.
 
-A DataLoader sends requests to its workers in turn. A worker without items left gets no more requests, so that the
-others make its batches. Each epoch starts a new round.
-
-A batch's lead is the time from its completion to the start of its fetch; 0 if the loop waited for it. A worker makes a
-batch in P, the loop takes one from each worker in C (a cycle: as many batches as workers). While C < P and there is
-lead, no step waits. The lead of each worker's next batch is then P - C smaller than that of its last one:
+A DataLoader's workers take turns in each epoch; one without items left is passed over. A batch's lead is the time from
+its completion to the start of its fetch; 0 if the loop waited for it. A worker makes a batch in P, and the loop takes
+one of each worker in C. While C < P and there is lead, no step waits, and each worker's lead falls by P - C per batch:
 
     worker:  |--- batch b ---|--- batch b + W ---|            ready(b + W) = ready(b) + P + idle
     loop:                     |..lead..|b ...... |lead|b + W  taken(b + W) = taken(b) + C
                                                               lead(b + W)  = lead(b) + C - P - idle
 
-Steps that use up lead are faster than is sustainable by exactly the lead that they use up. Time that workers idled
-at a full queue is subtracted. A host that gets further ahead of its asynchronous device uses up lead in the same way.
+Steps are faster than is sustainable by the lead that they use up (without the idle time of workers at a full queue).
+A host that gets further ahead of its asynchronous device uses up lead in the same way.
 """
 
 from __future__ import annotations
@@ -66,13 +63,10 @@ Array = NDArray[np.float64]
 
 
 class Makers(NamedTuple):
-    """Worker that made each batch of a run. ``worker``: its number, in order of receipt, (batches,).
+    """Worker that made each batch of a run."""
 
-    ``workers``: number of the loader's workers; 0 if batches are made inline.
-    """
-
-    worker: Int
-    workers: int
+    worker: Int  # number of each batch's worker, in order of receipt, (batches,)
+    workers: int  # number of workers of the loader; 0 if batches are made inline
 
     @property
     def is_round_robin(self) -> bool:
@@ -101,10 +95,7 @@ class Makers(NamedTuple):
         return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
 
     def in_flight(self, prefetch: int) -> int:
-        """Return the number of batches in flight with ``prefetch`` per worker.
-
-        A worker without items answers one request.
-        """
+        """Return the batches in flight with ``prefetch`` per worker; a worker without items answers one request."""
         return self.workers * prefetch - self.idle * (prefetch - 1)
 
     def before(self) -> Int:
@@ -122,10 +113,7 @@ def round_robin(count: int, workers: int) -> Makers:
 
 
 def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
-    """Return the makers of ``count`` batches of a loader with ``workers`` workers.
-
-    ``recorded``: number of each batch's worker, or NO_WORKER. Workers are assumed in turn where none was recorded.
-    """
+    """Return the makers of ``count`` batches from the ``recorded`` worker numbers; unrecorded ones take turns."""
     worker = np.full(count, NO_WORKER, dtype=np.int64)
     worker[: len(recorded)] = recorded[:count]
     worker[worker >= workers] = NO_WORKER
@@ -138,35 +126,25 @@ def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
 
 
 class MadeBatches(NamedTuple):
-    """Times at which consecutive batches were made and used; ns, (batches,), NaN if unknown.
-
-    ``taken``: when the loop, or its device, began to use the batch.
-    ``awaited``: True if it was not ready before its fetch began.
-    """
+    """Times at which consecutive batches were made and used; ns, (batches,), NaN if unknown."""
 
     began: Array
     ready: Array
     received: Array
-    taken: Array
-    awaited: NDArray[np.bool_]
+    taken: Array  # when the loop, or its device, began to use the batch
+    awaited: NDArray[np.bool_]  # True if not ready before its fetch began
 
 
 class Leads(NamedTuple):
-    """Lead of consecutive batches, and how long the worker idled before making each; ns, (batches,).
-
-    ``between``: median time that a busy worker takes from the end of one batch to the start of the next, ns.
-    """
+    """Lead of consecutive batches, and how long the worker idled before making each; ns, (batches,)."""
 
     lead: Array
     idle: Array
-    between: float = 0.0
+    between: float = 0.0  # median ns of a busy worker from the end of one batch to the start of the next
 
 
 def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | None = None) -> Leads:
-    """Return the lead of each batch: how long it was ready before it was used.
-
-    ``prefetch``: batches in flight per worker. ``makers`` None: workers made batches in turn.
-    """
+    """Return how long each batch was ready before use. ``prefetch``: per worker. ``makers`` None: workers in turn."""
     lead = np.where(made.awaited, 0.0, np.maximum(0.0, made.taken - made.ready))
     count = len(lead)
     makers = makers or round_robin(count, workers)
@@ -187,11 +165,9 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
 
 
 def used_up_ns(leads: Leads, workers: int) -> float | None:
-    """Return the lead per worker in ns that the steps over these batches used up; None if too little is known.
+    """Return by how many ns steps were shorter than making their batches, per worker: lead used up; None if unknown.
 
-    By that much the steps were shorter than making the batches. ``workers``: number of workers that made batches.
-    The use in the last cycle is not observed.
-    It is assumed to equal that of the others, but no more than the lead that remains.
+    ``workers``: number that made batches. The last cycle is assumed to use as much as the others, if it has that much.
     """
     lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
@@ -205,8 +181,7 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
     """Return by how much the last cycle of batches was shorter than is sustainable, as a share of its time.
 
-    ``stood``: True for batches that were being made while the run was suspended; None: none was.
-    Infinite if the whole cycle was suspended; 0 if too few batches are known.
+    ``stood``: batches made during a suspension. Infinite if the whole cycle was; 0 if too few batches are known.
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
@@ -222,10 +197,7 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
 
 
 def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
-    """Return the mean time per batch, in ns, that ``busy`` workers can sustain, over all batches; NaN if unknown.
-
-    ``pauses``: suspensions of the workers, which do not count.
-    """
+    """Return the mean ns per batch that ``busy`` workers sustain, without ``pauses`` (suspensions); NaN if unknown."""
     timed = np.isfinite(made.ready - made.began)
     if not timed.any():
         return math.nan
@@ -235,31 +207,23 @@ def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> fl
 
 
 class UsedLead(NamedTuple):
-    """Lead that the measured steps of one repetition used up per worker (``used_ns``), and their time (``wall_ns``).
+    """Lead that the measured steps of one repetition used up."""
 
-    ``ahead_ns``: growth of the host's lead over its device during these steps.
-    ``pace_ns``: time of the workers for the same number of batches, at the mean pace of the whole run; NaN if unknown.
-    """
-
-    used_ns: float
-    wall_ns: float
-    ahead_ns: float = 0.0
-    pace_ns: float = math.nan
+    used_ns: float  # lead per worker that was used up
+    wall_ns: float  # time of these steps
+    ahead_ns: float = 0.0  # growth of the host's lead over its device
+    pace_ns: float = math.nan  # workers' time for as many batches at the mean pace of the run; NaN: unknown
 
 
 @dataclass(frozen=True)
 class LeadUse:
-    """Share of a step by which an arm's steps were faster than is sustainable, with its 95 % interval.
-
-    They were because batches were ready ahead of time. ``n``: number of repetitions.
-    ``by_host``: True if it is mostly because the host got further ahead of its device.
-    """
+    """Share of a step by which steps were unsustainably fast, as batches were ready ahead of time; 95 % interval."""
 
     share: float
     ci_low: float
     ci_high: float
-    n: int
-    by_host: bool = False
+    n: int  # repetitions
+    by_host: bool = False  # mostly because the host got further ahead of its device
 
     @property
     def is_worth_saying(self) -> bool:
@@ -270,10 +234,9 @@ class LeadUse:
 def used_leads(
     steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
 ) -> dict[int, UsedLead]:
-    """Return the lead that each repetition used up until its first pause, by repetition.
+    """Return the lead that each repetition used up until its first pause; without repetitions whose leads are unknown.
 
     ``workers``: 0 if batches are made inline. Empty if an asynchronous device was not recorded.
-    Repetitions whose leads are unknown are left out.
     """
     if asynchronous and not len(spans.kernels):
         return {}
@@ -310,11 +273,7 @@ def used_leads(
 
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
-    """Return the lead used up over all repetitions of an arm's runs; None if they are too few for an interval.
-
-    The share is capped by the pace of the workers: steps that are as long as the making of their batches can go on.
-    Without the cap, a slow batch now and then would look like used lead, although the steps in between restore it.
-    """
+    """Return the lead used up over an arm's repetitions, up to what the workers' pace allows; None with too few."""
     repetitions = [repetition for run in runs for repetition in run.values()]
     if len(repetitions) < MIN_BLOCKS:
         return None
@@ -363,10 +322,7 @@ def _made(spans: RunSpans, waits: BatchWaits, *, on_device: bool) -> MadeBatches
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """A loader worker, the same in all blocks, that takes longer for a batch than the others.
-
-    ``ms`` and ``others_ms``: median times for a batch.
-    """
+    """A loader worker, the same in all blocks, that takes longer for a batch than the others; median times."""
 
     number: int
     ms: float
@@ -380,10 +336,7 @@ class SlowWorker:
 
 @dataclass(frozen=True)
 class LongReads:
-    """Few batches that take most of the time of all reading, because each opens a file or loads a shard.
-
-    They come at equal intervals.
-    """
+    """Few batches at equal intervals that take most of all read time, because each opens a file or a shard."""
 
     batches: float  # median number of batches from one to the next
     ms: float  # median
@@ -406,11 +359,7 @@ class MadeBy(NamedTuple):
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
-    """Return the slowest worker, if it is slower than the fastest one in all ``blocks``; None without one.
-
-    It is compared with the fastest, because several may be slow. None too if chance may explain it: rank sums of their
-    batches are compared, at a level shared by all pairs of workers.
-    """
+    """Return the worker that is slower than the fastest in all ``blocks``, beyond chance (rank sums), or None."""
     made_by = list(blocks)
     medians = [
         {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
@@ -439,11 +388,7 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
 
 
 def long_reads(ms: Array) -> LongReads | None:
-    """Return the long reads among ``ms``, the read time of each batch; None without any.
-
-    They must be few, take most of the time, and come at equal intervals.
-    Equal intervals exclude reads that are long because they had no core, which may happen at any time.
-    """
+    """Return the reads in ``ms`` (by batch) that are few, take most of the time, and are evenly spaced, or None."""
     if not len(ms) or not ms.any():
         return None
     chosen = (ms > LONG_READ_FACTOR * np.median(ms)) & (ms > ms.max() / LONG_READ_FACTOR)

@@ -1,9 +1,6 @@
-"""Sums up one run: totals per repetition, and milliseconds per step by phase and by stage.
+"""Sums up one run: totals per repetition, and milliseconds per step by phase and by stage, without warm-up steps.
 
-Warm-up steps do not count. A null in a table means "not measured": a figure whose columns have only nulls is None,
-never 0.
-
-Rates of an arm (:data:`Rate`) are compared block by block.
+A figure whose columns have only nulls ("not measured") is None, never 0. Rates are compared block by block.
 """
 
 from __future__ import annotations
@@ -48,10 +45,7 @@ class StepLosses:
         return steps[finite], losses[finite]
 
     def recorded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return (steps, losses) of all steps with a loss, ascending; also NaN or infinite ones.
-
-        A run that diverged still trained these steps.
-        """
+        """Return (steps, losses), ascending, with NaN and infinite losses: a run that diverged still trained them."""
         table = None if self.run is None else self.run.step_columns(["step", "loss"])
         if table is None:
             return np.empty(0, np.int64), np.empty(0)
@@ -76,10 +70,7 @@ DERIVED = "derived steps"
 
 @dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
 class RepetitionTotals:
-    """Totals over the measured steps of one repetition of a run.
-
-    Token counts are None where the trainer did not report them.
-    """
+    """Totals over the measured steps of one repetition. Token counts: None where the trainer reports none."""
 
     steps: int
     wall_ns: float
@@ -90,10 +81,7 @@ class RepetitionTotals:
 
 @dataclass(frozen=True)
 class RunLedger:
-    """Figures of one finished run with at least one measured step; :func:`measure` makes it.
-
-    Fields ``*_ms`` are means per measured step.
-    """
+    """Figures of one finished run with a measured step; :func:`measure` makes it. ``*_ms``: mean per measured step."""
 
     record: RunRecord
     repetitions: dict[int, RepetitionTotals]
@@ -141,10 +129,7 @@ class RunLedger:
 
     @property
     def waited_ms(self) -> float | None:
-        """Milliseconds per step that data work cost.
-
-        None on an asynchronous device whose waits were not split by stage.
-        """
+        """Milliseconds per step that data work cost; None on an asynchronous device if waits were not split."""
         if self.exposed_ms:
             return sum(self.exposed_ms.values())
         return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
@@ -212,10 +197,7 @@ class DerivedSteps(NamedTuple):
 
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
-    """Return the steps table of ``run`` with its derived columns, computed once.
-
-    The table is None if the run has none. Without spans its columns are as recorded.
-    """
+    """Return the steps of ``run`` with derived columns, computed once (as recorded without spans; None: no steps)."""
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -289,10 +271,7 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Return the unmeasured steps between measured ones, with their longest phases.
-
-    The first step of each repetition and marked steps (with other work than training) are excluded.
-    """
+    """Return the unmeasured steps between measured ones, except marked and first ones, with their longest phases."""
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
@@ -314,10 +293,7 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the mean ms per step that data work costs by each other reading of when the device worked.
-
-    Only measured steps that were replayed count. Empty without other readings.
-    """
+    """Return the mean data cost in ms by each other reading, over replayed measured steps; empty without readings."""
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
@@ -335,10 +311,7 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
 
 
 def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
-    """Return the share (0 to 1) of the workers' time within measured steps in which they made batches.
-
-    0 without workers or without an asynchronous device.
-    """
+    """Return the share of the workers' time in measured steps spent making batches; 0 on a synchronous device."""
     workers = loader_workers(run)
     if not workers or not run.record.facts.asynchronous or not run.has_spans:
         return 0.0
@@ -349,10 +322,7 @@ def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
-    """Return ``RunLedger.used_leads``.
-
-    Empty if the host both computes and makes the batches, or without spans and times.
-    """
+    """Return ``RunLedger.used_leads``; empty if the host computes and makes batches, or without spans and times."""
     facts = run.record.facts
     workers = loader_workers(run)
     timed = not steps.column("start_ns").null_count and not steps.column("wall_ns").null_count
@@ -375,10 +345,7 @@ def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 def _repetitions(
     repetition: NDArray[np.int64], wall: Array, tokens: Array, trained: Array
 ) -> dict[int, RepetitionTotals]:
-    """Return the totals of a run by repetition.
-
-    A token count that is NaN for one step is None for its whole repetition.
-    """
+    """Return totals by repetition. A token count that is NaN for one step is None for its whole repetition."""
     numbers, place, steps = np.unique(repetition, return_inverse=True, return_counts=True)
     columns = (wall, without_long(wall), tokens, trained)
     sums = [np.bincount(place, weights=values, minlength=len(numbers)).tolist() for values in columns]
@@ -400,10 +367,7 @@ def _diverged(losses: Array) -> bool:
 
 
 def arm_lead(blocks: Blocks) -> LeadUse | None:
-    """Return how much faster an arm's measured steps were than is sustainable, because batches were ready before.
-
-    None if too few repetitions show it.
-    """
+    """Return how much faster the arm's steps were than is sustainable; None if too few repetitions show it."""
     return lead_use(run.used_leads for run in blocks.values())
 
 
@@ -414,10 +378,7 @@ def epoch_steps(blocks: Blocks) -> float | None:
 
 
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
-    """Return the mean of a figure over all measured steps of ``runs``; None if no run has it.
-
-    ``get``: function that returns a run's mean per step, or None.
-    """
+    """Return the mean of a figure over all measured steps; None if no run has it. ``get``: a run's mean per step."""
     means = [(value, len(run.step_ms)) for run in runs if (value := get(run)) is not None]
     return sum(value * steps for value, steps in means) / sum(steps for _, steps in means) if means else None
 
@@ -427,8 +388,7 @@ def part_over(
 ) -> float | None:
     """Return the mean of one part of a step over all measured steps of ``runs``; None if no run has it.
 
-    ``get``: function that returns a run's mean per step. ``known``: the runs to take it from; None: all.
-    Runs without the part are assumed to have the same share of their steps.
+    ``get``: a run's mean per step. ``known`` (None: all): runs that show it; the others are assumed to have its share.
     """
     known = [run for run in known or runs if get(run) is not None]
     mean = mean_over(known, get)
@@ -458,10 +418,7 @@ def _sum(counts: Array) -> float | None:
 
 
 def _other_load(samples: pa.Table | None) -> float | None:
-    """Return the cores used by other processes on this host, plus the cores that the hypervisor gave to other machines.
-
-    None if not sampled.
-    """
+    """Return the cores used by other processes, plus those that the hypervisor gave away; None if not sampled."""
     if samples is None or not len(samples):
         return None
     import pyarrow.compute as pc
@@ -506,26 +463,19 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
 
 
 def speed(
-    baseline: Blocks,
-    candidate: Blocks,
-    rate: Rate,
-    confidence: float = CONFIDENCE,
-    alike: Likeness | None = None,
+    baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return the speed of ``candidate`` / ``baseline`` by ``rate``: a ratio with its interval over blocks.
+    """Return the speed of ``candidate`` / ``baseline``, a ratio with its interval over common blocks; None without any.
 
+    None too if a measured repetition lacks the rate.
     ``alike``: similarity of neighbouring blocks, which may widen the interval.
-    None if a measured repetition lacks this rate, or without a shared block.
     """
     logs = speed_logs(baseline, candidate, rate)
     return None if logs is None else from_blocks(logs, confidence, alike)
 
 
 def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] | None:
-    """Return the logarithm of the speed ratio for each block that both arms have, in order.
-
-    None if a measured repetition lacks this rate.
-    """
+    """Return the log speed ratio of each block of both arms, in order; None if a measured repetition lacks the rate."""
     baseline_rates, candidate_rates = rates_of(baseline, rate), rates_of(candidate, rate)
     if baseline_rates is None or candidate_rates is None:
         return None
@@ -541,10 +491,7 @@ def alternated(first: RunLedger, second: RunLedger) -> bool:
 
 
 def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
-    """Return {block: {repetition: (amount, seconds or steps)}}.
-
-    None if any repetition lacks the rate, so that no ratio mixes rates of different kinds.
-    """
+    """Return {block: {repetition: (amount, seconds or steps)}}; None if any repetition lacks the rate."""
     rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for repetition, totals in run.repetitions.items():

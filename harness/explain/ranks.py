@@ -1,23 +1,17 @@
-"""Finds what the ranks of one program lose to one another, in two kinds of runs.
+"""Finds what the ranks of one program lose to one another, in attached programs and in runs of this trainer.
 
-A program that the harness attached to (:func:`group_gain`): an estimate of what its ranks would gain without data work.
-
-Ranks that exchange data in each step have equal step times, but spend them differently. A rank waits for another one
-while its main thread has no core within its backward pass (DDP). The exchange itself takes all ranks equally long, so
-the least such time of a step is not a wait:
+Attached program (:func:`group_gain`): what its ranks would gain without data work. A rank waits for another one while
+its main thread has no core in its backward pass (DDP); the exchange itself takes all ranks equally long:
 
     wait of a rank    time off its core in backward passes - the least of all ranks in that step
     saved             least over ranks of: the rank's own fetch time that is removed + its wait
 
-The interval covers what the record leaves open. A thread that is ready without a core looks like one that waits. A rank
-that is off its core in another phase may wait for other ranks (FSDP) or for something of its own. A wait that keeps the
-core busy looks like work.
+The interval covers what the record leaves open: a thread that is ready without a core looks like one that waits, a rank
+off its core in another phase may wait (FSDP), and a wait that keeps the core busy looks like work.
 
-A run of this trainer (:func:`ranks_of`): which rank made the others wait, and for which part of its step.
-
-All ranks of a machine share one clock (CLOCK_MONOTONIC). A rank *arrives* when its own work before the exchange is
-done. Under ddp this is when its last gradients are ready. Under fsdp it is the start of its first forward pass, which
-gathers weights.
+Run of this trainer (:func:`ranks_of`): which rank made the others wait, and by which part of its step. A rank *arrives*
+(CLOCK_MONOTONIC) when its last gradients are ready (ddp), or when its first forward pass begins to gather weights
+(fsdp):
 
     wait of a rank      last arrival - its own arrival
     exchange            end of the backward pass's exchange - last arrival (ddp)
@@ -26,9 +20,8 @@ gathers weights.
                         rank does: its longest time becomes the other's longest, its second longest the second longest
     without data        mean over steps of: last arrival - last arrival if no rank waited for data in that step
 
-Savings thus keep the scatter of arrivals, and count a rank only in steps where it is last. An excess within scatter is
-not counted. Under fsdp ranks also wait within their passes, and with several micro-batches in each pass; those waits
-are unknown.
+An excess within the scatter of arrivals does not count. Waits within fsdp's passes, and with several micro-batches
+within each pass, are unknown.
 """
 
 from __future__ import annotations
@@ -85,10 +78,7 @@ class GroupGain:
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
-    """Return the measured steps of one rank of an attached CPU program with several ranks.
-
-    None for other runs, or without recorded CPU times.
-    """
+    """Return the measured steps of one rank of an attached CPU program; None for other runs or without CPU times."""
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
         return None
@@ -186,10 +176,7 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
-    """Return the speed gain with edited fetches. ``edit``: maps the fetch times (rank, step) to edited ones.
-
-    The interval includes the lower and upper bound of the waits.
-    """
+    """Return the speed gain if fetch times (rank, step) change as by ``edit``, over both bounds of the waits."""
     readings: list[Estimate] = []
     for saved_ns in (_saved, _saved_at_least, _saved_at_most):
         logs = []
@@ -210,10 +197,7 @@ def _saved(block: RankSteps, gone: Float) -> Float:
 
 
 def _saved_at_least(block: RankSteps, gone: Float) -> Float:
-    """Return the mean ns saved if a rank that is ready without a core never waits for another rank.
-
-    The result is one mean, (1,), because the time ready without a core is known per block only.
-    """
+    """Return the mean ns saved, (1,), if a rank that is ready without a core never waits for another rank."""
     waiting = np.maximum(block.off_core - block.ready, 0.0).mean(axis=1)
     saved = (gone.mean(axis=1) + waiting - waiting.min()).min()
     return np.array([min(float(saved), float(_saved(block, gone).mean()))])
@@ -274,35 +258,26 @@ class RanksReport:
 
 @dataclass(frozen=True)
 class _RankArrivals:
-    """Measured steps of one rank in ns, (steps,) each. ``arrival``: time at which the rank was ready for the exchange.
-
-    It is NaN if unknown.
-    """
+    """Measured steps of one rank in ns, (steps,) each."""
 
     step: Float
     start: Float
     wall: Float
     tokens: Float
-    arrival: Float
+    arrival: Float  # when the rank was ready for the exchange; NaN: unknown
     data: Float  # time of all data work
     exchange_end: Float
     parts: dict[str, Float]  # time by part, from the previous exchange to the arrival
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
-    """Return the report on the ranks of one arm, the mean over its blocks.
-
-    None for runs with one rank and attached runs.
-    """
+    """Return the report on the ranks of one arm, the mean over blocks; None for one rank and attached runs."""
     return _mean([report for run in runs if (report := ranks_of_run(run)) is not None])
 
 
 @once_per_run("ranks")
 def ranks_of_run(run: RunData) -> RanksReport | None:
-    """Return the report on the ranks of one run, computed once.
-
-    None if a rank's tables are missing, or as :func:`ranks_of`.
-    """
+    """Return the report on the ranks of a run, computed once; None as :func:`ranks_of`, or if a table is missing."""
     facts = run.record.facts
     count = facts.ranks or 1
     if facts.attached is not None or count < 2 or run.folder is None or run.record.status != "done":
@@ -349,10 +324,7 @@ def _other(run: RunData, number: int) -> RunData:
 
 
 def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
-    """Return the measured steps of rank ``number``; None without a steps table.
-
-    ``hidden``: True if the record cannot show when the rank arrives.
-    """
+    """Return the steps of rank ``number``; None without a table. ``hidden``: the record cannot show its arrivals."""
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
@@ -384,10 +356,7 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
-    """Return the ns of each part of the step before a rank arrives, by name.
-
-    The wait for data is split by stage if the stages are known.
-    """
+    """Return the ns of each part of a step before the arrival, by name; the wait for data by stage, if known."""
     within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
     split = not any(np.isnan(times).all() for times in within.values())
     data = {stage: np.nan_to_num(times) for stage, times in within.items()} if split else {FETCH: phases[FETCH]}
@@ -453,10 +422,7 @@ def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> 
 
 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
-    """Return the rank, and the part of its step, that the others wait for most; None if no rank takes longer.
-
-    ``known``: True for steps in which all arrivals are known.
-    """
+    """Return the rank, and its part of the step, that others wait for most. ``known``: steps with all arrivals."""
     steps = int(known.sum())
     arrivals = np.stack([rank.arrival[known] for rank in ranks])
     last = arrivals.max(axis=0)
@@ -480,21 +446,14 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 
 def _beyond(slow: Float, other: Float) -> Float:
-    """Return how much each value of ``slow`` exceeds the value of ``other`` at the same place, if both are sorted.
-
-    The result is in the order of ``slow``. Both have the same length.
-    """
+    """Return by how much each of ``slow`` exceeds the value of equal rank in ``other``, in the order of ``slow``."""
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
     return beyond
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Return the mean of the blocks' reports; None without reports.
-
-    The straggler is kept if nearly all blocks name the same one and its excess exceeds the scatter.
-    Its means are over these blocks.
-    """
+    """Return the mean over blocks; with a straggler that nearly all name, if its excess exceeds the scatter."""
     if not reports:
         return None
     named = [report.straggler for report in reports if report.straggler is not None]

@@ -1,7 +1,6 @@
 """Reads the spans and steps of a run as columns, and computes with stretches of time.
 
-Stretches are sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns.
-All functions work on whole columns, so that a run of a million steps takes seconds.
+Stretches: sorted, disjoint [start, end) pairs of int64 ns, as two columns. A run of a million steps takes seconds.
 """
 
 from __future__ import annotations
@@ -74,10 +73,7 @@ def difference(first: Stretches, second: Stretches) -> Stretches:
 
 
 def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
-    """Return the parts of the spans [start, end) that lie in the stretches ``inside``, span by span.
-
-    Spans may overlap one another.
-    """
+    """Return the parts of the spans [start, end) in the stretches ``inside``, span by span. Spans may overlap."""
     low = np.searchsorted(inside.ends, starts, side="right")
     high = np.maximum(np.searchsorted(inside.starts, ends, side="left"), low)
     owner, place = _expanded(low, high)
@@ -87,10 +83,7 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
-    """Return True for each span [start, end) that overlaps the stretches ``inside``, (spans,).
-
-    An empty span may count as well.
-    """
+    """True for spans [start, end) that overlap the stretches ``inside``, (spans,); perhaps also for empty spans."""
     touching: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
     )
@@ -118,10 +111,7 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
 
 
 def in_order(moments: Int) -> Int:
-    """Return the distinct moments, sorted.
-
-    Much faster than ``np.unique`` for a few columns that are already sorted.
-    """
+    """Return the distinct moments, sorted. Much faster than ``np.unique`` for a few columns that are already sorted."""
     ordered = np.sort(moments, kind="stable")
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
@@ -134,10 +124,8 @@ def total(stretches: Stretches) -> int:
 def innermost(starts: Int, ends: Int) -> Pieces:
     """Return the spans without overlaps: each moment belongs to the span that started last (of equals, the last given).
 
-    ::
-
-        |---- a -----------|            |-- a --|          |-a-|
-                |--- b ---|       ->            |--- b ---|
+    |---- a -----------|            |-- a --|          |-a-|
+            |--- b ---|       ->            |--- b ---|
     """
     kept = np.flatnonzero(ends > starts)
     order = kept[np.argsort(starts[kept], kind="stable")]
@@ -213,10 +201,7 @@ class Spans:
         return self.names, self.starts, self.ends, self.batches, self.cpu_ns
 
     def between(self, since_ns: int, until_ns: int) -> Spans:
-        """Return the spans that overlap [since_ns, until_ns), in the same order.
-
-        It reads only blocks of rows that have some.
-        """
+        """Return the spans that overlap [since_ns, until_ns), in order. Reads only blocks of rows that have some."""
         first_start, last_end = self._blocks
         blocks = np.flatnonzero((last_end > since_ns) & (first_start < until_ns))
         near = (blocks[:, np.newaxis] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
@@ -301,10 +286,7 @@ def loader_workers(run: RunData) -> int:
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
-    """Return the spans of the first rank in these record batches, by kind. Each batch is freed after reading.
-
-    The batches need at least the columns :data:`COLUMNS`.
-    """
+    """Return the spans of the first rank in batches with :data:`COLUMNS`; each batch is freed after reading."""
     names: dict[str, int] = {}
     kinds = {kind: _Growing() for kind in KINDS}
     makers = np.zeros(0, dtype=np.int16)
@@ -425,10 +407,7 @@ def bounds(steps: pa.Table, chosen: NDArray[np.bool_] | slice = slice(None)) -> 
 
 
 def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return True for each step with other work than training, such as an evaluation.
-
-    These are unmeasured steps that follow measured ones without a pause of the loop.
-    """
+    """True for steps with other work than training: unmeasured after measured ones, without a pause of the loop."""
     begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
     counted = np.cumsum(measured)
     before = np.maximum.accumulate(np.where(begins, counted, 0))  # measured steps before the current group of steps

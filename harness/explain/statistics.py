@@ -1,22 +1,19 @@
 """Estimates medians and ratios with intervals, from few blocks of repeated measurements.
 
-The unit of resampling is the block: a fresh process of every arm, and another order of the documents. Repetitions share
-their block's luck, so they are reduced to one value per block, by their totals. A median over repetitions would drop
-the bursts of data cost that training pays for. Only blocks are resampled (Davison and Hinkley 1997, section 3.8).
+Unit: the block, a fresh process of every arm and another order of the documents. Only blocks are resampled (Davison and
+Hinkley 1997, section 3.8); repetitions share their block's luck and become one value by their totals, as a median over
+them would drop the bursts of data cost that training pays for.
 
-The interval is a percentile bootstrap with two corrections for few blocks. Without them it covers the truth 75 % of the
-time at 3 blocks:
+Interval: a percentile bootstrap with two corrections, without which it covers the truth 75 % of the time at 3 blocks:
 
 - smoothed: each draw gets normal noise of variance s^2/n. Resampling n values understates the variance by (n - 1)/n
   (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", Am. Stat. 69:4);
 - expanded from normal to Student quantiles: distances from the median are stretched by t/z, as resamples cannot resolve
   Hesterberg's adjusted level at 3 blocks (1e-5).
 
-A machine that drifts makes neighbouring blocks alike, so the interval is widened by the order of the values
-(:func:`widening`). The blocks of all arms together show more (:class:`Likeness`), and verdicts use them.
-
-Rates and ratios are estimated on logarithms, so a ratio and its inverse get inverse intervals. No scipy, no clock, one
-seed. Coverage: ``results/reference/verdict-rates``.
+Drift makes neighbouring blocks alike: the interval is widened by the order of the values (:func:`widening`), in
+verdicts by the blocks of all arms together (:class:`Likeness`). Rates and ratios are estimated on logarithms, so a
+ratio and its inverse get inverse intervals. Coverage: ``results/reference/verdict-rates``.
 """
 
 from __future__ import annotations
@@ -61,10 +58,7 @@ class Estimate:
 
 
 def estimate(values: Values) -> Estimate | None:
-    """Return the median over blocks of sum of amounts / sum of denominators, with its interval.
-
-    None without any value.
-    """
+    """Return the median over blocks of sum of amounts / sum of denominators, with interval; None without values."""
     return from_blocks(
         [log for _, repetitions in sorted(values.items()) if (log := _block_log(repetitions)) is not None]
     )
@@ -90,10 +84,7 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
-    """Return the logarithm of candidate / baseline for each block that both have, in order of the blocks.
-
-    If ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
-    """
+    """Return log(candidate / baseline) by common block; of ``alternated`` ones over common repetitions only."""
     logs = []
     for block in sorted(set(baseline) & set(candidate)):
         ours, theirs = baseline[block], candidate[block]
@@ -109,10 +100,7 @@ def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bo
 def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return the median and interval of exp(value), from one logarithm per block in order; None without values.
-
-    ``confidence`` and ``alike``: as for :func:`from_block_values`.
-    """
+    """Return median and interval of exp(value), from one logarithm per block; see :func:`from_block_values`."""
     log_estimate = from_block_values(logs, confidence, alike)
     if log_estimate is None:
         return None
@@ -123,10 +111,9 @@ def from_blocks(
 def from_block_values(
     values: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return the median and interval of one value per block, in order of the blocks; values may be negative.
+    """Return the median and interval of one value per block, in order of the blocks; None without values.
 
-    None without values. No interval below :data:`MIN_BLOCKS` blocks.
-    ``confidence``: level of the interval (stretched by Student's quantile).
+    No interval below :data:`MIN_BLOCKS` blocks. ``confidence``: its level (stretched by Student's quantile).
     ``alike``: similarity of neighbouring blocks, which may widen it further.
     """
     if not values:
@@ -155,8 +142,8 @@ def from_block_values(
 def trimmed_mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
     """Return the mean without the smallest and the largest value, and its interval (Tukey and McLaughlin 1963).
 
-    None without values. No interval, and nothing is trimmed, up to :data:`MIN_BLOCKS` values.
-    Unlike a median, it reacts to several blocks of another kind. A single block does not move it.
+    None without values. Up to :data:`MIN_BLOCKS` values no interval, and nothing is trimmed.
+    Unlike a median, it reacts to several blocks of another kind, but not to a single one.
     """
     if not values:
         return None
@@ -172,10 +159,7 @@ def trimmed_mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Est
 
 
 def from_amounts(values: Sequence[float]) -> Estimate | None:
-    """Return the median and interval of positive amounts, such as times; None without values.
-
-    Logarithms keep the interval above 0. With an amount of 0 or less, it is that of the plain values.
-    """
+    """Return median and interval of positive amounts by logarithms, else of the plain values; None without values."""
     if not values or min(values) <= 0:
         return from_block_values(values)
     result = from_blocks([math.log(value) for value in values])
@@ -188,18 +172,12 @@ def from_amounts(values: Sequence[float]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Likeness:
-    """Similarity of neighbouring blocks, as probabilities; :func:`likeness` estimates it.
-
-    The first one is that of independent blocks; then follows that of each of :data:`CORRELATIONS`.
-    """
+    """Probabilities of independent blocks and of each of :data:`CORRELATIONS` between neighbouring blocks."""
 
     probabilities: tuple[float, ...]
 
     def widening(self, blocks: int) -> float:
-        """Return the factor by which an interval over this many blocks must be wider than for independent blocks.
-
-        It is the root of the mean variance factor.
-        """
+        """Return the factor by which an interval over ``blocks`` widens: the root of the mean variance factor."""
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 
@@ -209,10 +187,9 @@ _RHO = (0.0, *CORRELATIONS)
 def likeness(series: Sequence[Sequence[float]], independent: float | None = None) -> Likeness:
     """Return how similar neighbouring blocks are, estimated from several ``series`` of values, each in block order.
 
-    ``independent``: prior probability of independent blocks; None: :data:`INDEPENDENT_BLOCKS`.
-    The likelihood is that of a first-order autoregression with mean and scale integrated out.
-    It includes the small-sample bias of the lag-1 correlation (Kendall 1954).
-    The prior shrinks the estimate, because 5 blocks hardly show correlation.
+    ``independent``: prior of independent blocks (None: :data:`INDEPENDENT_BLOCKS`), as 5 blocks hardly show
+    correlation. Likelihood: first-order autoregression with mean and scale integrated out, with the small-sample bias
+    of the lag-1 correlation (Kendall 1954).
     """
     log_likelihoods = [
         log_likelihood

@@ -46,12 +46,12 @@ class Trend:
 def trend(
     wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, before: int = 0, evident: bool = False
 ) -> Trend | None:
-    """Return the growth of the step time over the steps of a run, in order.
+    """Return the growth of the step time over a run; None without, or if more work or a slower machine explains it.
 
-    None if steps do not grow, or if more work or a slower machine explains it.
-    ``wall_ms``: time of each step without waits for a core. ``parts_ms``: time by phase.
-    ``work``: tokens or samples by step, 0 if unknown. ``before``: number of earlier steps, in which steps grew as well.
-    ``evident``: True if hooks are known to grow. An uneven growth then also counts, because the machine may be in use.
+    ``wall_ms``: each step without waits for a core. ``parts_ms``: by phase. ``work``: tokens or samples by step; 0:
+    unknown.
+    ``before``: number of earlier steps, in which steps grew as well.
+    ``evident``: hooks are known to grow, so an uneven growth counts too: the machine may be in use.
     """
     if len(wall_ms) < TREND_STEPS_MIN:
         return None

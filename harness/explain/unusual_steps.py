@@ -1,12 +1,9 @@
 """Finds steps that are unlike the mean: rare long steps, two kinds of steps, outliers, and costs that ended.
 
-A step is long compared with the typical step of the whole arm. In a block of mostly long steps, the block's own median
-would classify none as long.
-
-Two kinds: the logarithms of all steps are split in two where that leaves the least scatter within (Otsu 1979). There
-are two kinds if each has a fair share of the steps, they are well apart, and hardly any step lies between them. Between
-them means the middle half of their distance, which has about a quarter of the steps of a single kind. Most runs must
-show both kinds. If each run has one kind, the runs of a kind must be nearly equal, as few runs are alike by chance.
+Long      compared with the typical step of the whole arm, as a block may consist mostly of long steps
+two kinds logarithms of all steps, split in two with the least scatter within (Otsu 1979), if each has a fair share of
+          the steps and hardly any lies in the middle half of their distance (of a single kind, a quarter does).
+          Most runs must show both; or runs of one kind each must be nearly equal, as few runs are alike by chance.
 """
 
 from __future__ import annotations
@@ -47,16 +44,13 @@ NO_PHASE = -1
 
 @dataclass(frozen=True)
 class LongSteps:
-    """Long steps (above :data:`LONG_STEP_FACTOR` typical ones) among ``of`` measured steps of all runs.
-
-    ``phase``: the phase with most of the time above a typical step; "" if no phase has more than half of it.
-    """
+    """Steps above :data:`LONG_STEP_FACTOR` typical ones among ``of`` measured steps of all runs."""
 
     steps: int
     of: int
     mean_ms: float  # mean of the long steps
     others_ms: float  # mean of the others
-    phase: str
+    phase: str  # phase with most of the time above a typical step; "" if none has over half of it
     range_ms: tuple[float, float] = (0.0, 0.0)  # shortest and longest of the long steps
 
 
@@ -73,8 +67,8 @@ def longest_phases(
 ) -> Places:
     """Return for each step the index of the phase that is furthest above its median; NO_PHASE if none was measured.
 
-    ``phase_ns``: function that returns a phase's time in each step. ``counted``: steps to return; None: all.
-    With ``counted``, the medians are those of the other steps.
+    ``phase_ns``: function that returns a phase's time in each step.
+    ``counted``: steps to return (None: all); the medians are then those of the other steps.
     """
     excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
     furthest = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
@@ -88,19 +82,13 @@ def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
 
 
 def without_long(wall_ns: Array) -> Array:
-    """Return the step times with each long step replaced by the median.
-
-    Unchanged if more than LONG_STEPS_SHARE_MAX of the steps are long.
-    """
+    """Return step times with long ones replaced by the median; unchanged if over LONG_STEPS_SHARE_MAX are long."""
     long = wall_ns > LONG_STEP_FACTOR * np.median(wall_ns)
     return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= LONG_STEPS_SHARE_MAX else wall_ns
 
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
-    """Return the long steps of ``step_ms``; None if none or all are long.
-
-    ``typical_ms``: typical step. ``longest``: index into ``phases`` by step, see :func:`longest_phases`.
-    """
+    """Return the steps that are long against ``typical_ms``, with their phase; None if none or all are long."""
     long = step_ms > LONG_STEP_FACTOR * typical_ms
     if not long.any() or long.all():
         return None
@@ -120,11 +108,7 @@ def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_m
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Two kinds of steps, fast and slow, and the longest, among ``of`` measured steps; :func:`step_kinds` finds them.
-
-    The longest are above ``LONG_STEP_FACTOR`` typical slow ones.
-    ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
-    """
+    """Two kinds of steps, fast and slow, and the longest, among ``of`` measured steps; see :func:`step_kinds`."""
 
     of: int
     slow_share: float
@@ -132,8 +116,8 @@ class StepKinds:
     slow_ms: float
     like_mean: float  # share of the steps that are near the mean of all
     runs: int
-    slow_runs: int | None = None
-    longest_share: float = 0.0
+    slow_runs: int | None = None  # runs with mostly slow steps, if most runs have a single kind; else None
+    longest_share: float = 0.0  # share of steps above ``LONG_STEP_FACTOR`` typical slow ones
     longest_ms: float = 0.0
 
     @property
@@ -143,10 +127,7 @@ class StepKinds:
 
 
 def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
-    """Return the two kinds of measured steps; None if they are of one kind, or it is not clear.
-
-    ``runs``: step times in ms, by run.
-    """
+    """Return the two kinds of steps in ``runs`` (ms); None if they are of one kind, or it is not clear."""
     count = sum(map(len, runs))
     if count < KINDS_STEPS_MIN:
         return None
@@ -182,10 +163,7 @@ def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
 
 
 def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
-    """Return about :data:`KINDS_STEPS_DRAWN` of the steps (all, if they are fewer), by run.
-
-    They are drawn at random, as every n-th step might be of one kind.
-    """
+    """Return about :data:`KINDS_STEPS_DRAWN` random steps by run: every n-th step might be of one kind."""
     if of <= KINDS_STEPS_DRAWN:
         return runs
     generator = np.random.default_rng(0)
@@ -193,10 +171,7 @@ def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
 
 
 def _split(ordered: Array) -> tuple[float, float]:
-    """Return the medians of the two groups into which sorted values split best: low and high.
-
-    Each group has at least KIND_SHARE_MIN of the values.
-    """
+    """Return the medians (low, high) of the best split of sorted values, each group of at least KIND_SHARE_MIN."""
     n = len(ordered)
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
@@ -213,10 +188,7 @@ def _centres(logs: Array, middle: float) -> tuple[float, float] | None:
 
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
-    """Return True if the runs of one kind are nearly equal, with enough runs of each kind.
-
-    ``typical``: median log step of each run. ``middle`` separates the kinds; ``way``: distance between them.
-    """
+    """Return True if the runs of each kind are enough and nearly equal. ``typical``: median log step of each run."""
     kinds = [[median for median in typical if (median > middle) == above] for above in (False, True)]
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 
@@ -226,21 +198,18 @@ Mark = Literal["", "outlier", "evaluation", "checkpoint"]  # "checkpoint": an ou
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of the steps of one run, for a plot: measured steps, and steps with an evaluation; in execution order.
-
-    ``start_s``: seconds since the first such step of the study. ``mark``: how a step differs, "" if it does not.
-    """
+    """Times of one run's measured and evaluating steps, in execution order, for a plot."""
 
     arm: str
     block: int
     steps: int  # number of measured steps; the fields below include a part of them
     outliers: int
     median_ms: float
-    start_s: tuple[float, ...]
+    start_s: tuple[float, ...]  # seconds since the first such step of the study
     wall_ms: tuple[float, ...]
     step: tuple[int, ...]
     repetition: tuple[int, ...]
-    mark: tuple[Mark, ...]
+    mark: tuple[Mark, ...]  # how a step differs, "" if it does not
 
 
 def step_times(
@@ -293,10 +262,7 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
 
 
 def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """Return True for ``count`` steps with an evaluation.
-
-    These are unmeasured steps after a measured one, and if they are too few, the last ones before.
-    """
+    """True for ``count`` steps with an evaluation: unmeasured after measured ones, then the last ones before."""
     unmeasured, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
     after = unmeasured[unmeasured > first][:count]
     before = unmeasured[unmeasured < first]
@@ -329,23 +295,17 @@ BASE_PERCENTILE = 10  # percentile of the steps that gives a step's base time
 
 @dataclass(frozen=True)
 class EndedCost:
-    """A cost that some steps had and later steps no longer have; :func:`ended_costs` finds it.
+    """A cost that some steps had and later ones no longer have; steps count from 1 in the program."""
 
-    ``first``, ``last``: first and last step with it; ``measured``: last measured step. All count from 1 in the program.
-    """
-
-    first: int
-    last: int
-    measured: int
+    first: int  # first step with it
+    last: int  # last step with it
+    measured: int  # last measured step
     from_start: bool  # the first measured step had it
     ms: float  # mean over all measured steps of the time above a step's base time
 
 
 def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
-    """Return the costs that ended within the program, by phase; :data:`WHOLE_STEP` stands for the whole step.
-
-    ``runs``: consecutive parts of one program.
-    """
+    """Return the ended costs by phase or :data:`WHOLE_STEP`. ``runs``: consecutive parts of one program."""
     names = [WHOLE_STEP, *PHASES]
     tables = [run.step_columns(["step", "warmup", *(f"{name}_ns" for name in names)]) for run in runs]
     recorded = [table for table in tables if table is not None]
@@ -365,11 +325,7 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
 
 
 def costly_until(values: Array) -> tuple[int, int] | None:
-    """Return the places of the first and last step with the cost; None without one, or if the cost may come again.
-
-    ``values``: time of a phase in each step, in order.
-    An occasional cost, such as an evaluation, has ended if the time without it is several times its longest interval.
-    """
+    """Return the first and last step with the cost in ``values`` (a phase by step); None if it may come again."""
     excess = _excess(values) if len(values) else values
     if not excess.any():
         return None

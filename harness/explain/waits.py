@@ -6,15 +6,13 @@ The main thread waits for batch b during [w0, w1). The builder of b recorded its
     main thread: ===|           |================= wait ==|
                parallel | outside  | during the wait           (the rest of the wait: transfer)
 
-    during    stage time within the wait for its batch; the rest of the wait is *transfer* (request, hand-over,
-              unpickling)
+    during    stage time within the wait for its batch; the rest is *transfer* (request, hand-over, unpickling)
     parallel  stage time within waits for other batches
     outside   stage time within training steps that did not wait
     between   stage time between training steps (beside an evaluation)
 
-These figures show where the time lies. ``replay.attribution`` shows what each stage cost the step (exposed).
-
-A device is idle while it has nothing queued. The cause is what the host did at that moment:
+What each stage cost the step: ``replay.attribution``. A device is idle while it has nothing queued; the cause is what
+the host did at that moment:
 
     host:    |fetch: read|tokenize|pack|launch ...........|====== blocked: gradient norm ======|launch|fetch ...
     device:  ====optimizer====|         |h2d|=== forward ===|======= backward =======|norm|...|==optimizer==...
@@ -96,12 +94,9 @@ def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
 
 
 class StageTimes(NamedTuple):
-    """Nanoseconds per step and stage by place, each (rows, stages); see the module docstring for the places.
+    """Nanoseconds per step and stage by place (see the module), (rows, stages); several waits of a step add up."""
 
-    Several waits of a step add up.
-    """
-
-    work: Int  # all time of the stages of the step's batches; for transfer only the time within the waits
+    work: Int  # all time of the stages of the step's batches; transfer: only within the waits
     during: Int
     parallel: Int
     outside: Int
@@ -197,10 +192,7 @@ def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: S
 
 
 def idle_time(steps: Stretches, kernels: Stretches, known: Activities) -> IdleTime:
-    """Return when the device was idle in each of ``steps`` (in order), and what the host did meanwhile.
-
-    ``kernels``: when the device worked. ``known``: activities of the main thread.
-    """
+    """Return when the device (``kernels``: its work) was idle in ``steps``, and what the host did (``known``)."""
     gaps = clip(steps.starts, steps.ends, difference(_span_of(steps), kernels))
     edges = in_order(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
     cut = clip(gaps.starts, gaps.ends, Stretches(edges[:-1], edges[1:]))
@@ -237,10 +229,7 @@ def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: 
 def _batches_between(
     waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
 ) -> tuple[BatchWaits, StageSpans]:
-    """Return waits and stages of the batches from the first to the last awaited in [since_ns, until_ns).
-
-    Batch numbers begin at 0 in the result.
-    """
+    """Return waits and stages of batches from the first to the last awaited in the time, numbered from 0."""
     chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
     low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
     rows = slice(*np.searchsorted(stages.batches, [low, high]).tolist())
@@ -263,10 +252,7 @@ def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
 def slack_at_fetches(
     waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int
 ) -> tuple[Int, NDArray[np.bool_]]:
-    """Return the device work (ns) still queued when the first fetch of each step began.
-
-    The second array is True where the step fetched.
-    """
+    """Return the device work (ns) queued at each step's first fetch, and True where the step fetched."""
     slack, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
     inside = np.flatnonzero(waits.rows >= 0)
     first = inside[np.unique(waits.rows[inside], return_index=True)[1]]

@@ -1,7 +1,7 @@
 """Gives every millisecond of a program's wall clock a name: parts of the mean step, and parts of the whole program.
 
-The parts of a step sum to the time per step by the clock, including evaluations and rare long steps. A step with an
-evaluation counts as one more step plus the evaluation. Time that was recorded without a phase is placed by rules:
+The parts of a step sum to the time per step by the clock, with evaluations (one more step plus the evaluation) and rare
+long steps. Time that was recorded without a phase is placed by rules:
 
     waits for a core      see :func:`_left`: two rules, and the interval includes both
     garbage collections   outside of all phases first, then in forward, backward and optimizer; a line of own code has
@@ -11,16 +11,14 @@ evaluation counts as one more step plus the evaluation. Time that was recorded w
                           before the rest becomes "rare long steps"
     rare long steps       their time above a typical step, by phase, as far as no other part explains it
 
-The record has three times: how long the main thread ran in each step, how long it was ready without a core, and the CPU
-time of each phase. It does not show in which phase the thread waited for a core. Two rules place these waits, and the
-interval includes both:
+The record has the main thread's time on a core and ready without one by step, and the CPU time by phase. Two rules
+place the waits for a core in phases, none of which gives up more than its time off a core:
 
     by running     a phase waited for a core in proportion to its time on a core (likely)
     off a core     any moment that a phase spent off a core may have been such a wait
 
-No phase gives up more than its time off a core. The remaining time off a core in forward, backward and optimizer is a
-wait for others if no asynchronous device works: for other ranks, or for a thread that holds the interpreter's lock, as
-long as that thread ran.
+Without an asynchronous device, the rest of the time off a core in forward, backward and optimizer is a wait for other
+ranks, or for a thread that holds the interpreter's lock (as long as that thread ran).
 """
 
 from __future__ import annotations
@@ -91,12 +89,9 @@ PROGRAM_PARTS = (START_UP, OTHER_STEPS, PROFILED_STEPS, MEASURED_STEPS, EVALUATI
 
 @dataclass(frozen=True)
 class StepPart:
-    """One part of the step of an attached program. All parts of a step sum to it.
+    """One part of the step of an attached program; all parts of a step sum to it."""
 
-    ``name``: a stage of the data, a phase, a place in the code, or for rare long steps the phase of their excess time.
-    """
-
-    name: str
+    name: str  # stage of the data, phase, place in the code; rare long steps: phase of their excess
     ms: Estimate  # mean per step, with its interval over blocks
     share: float  # of the step
     kind: PartKind = "phase"
@@ -109,14 +104,11 @@ class StepPart:
 
 @dataclass(frozen=True)
 class ProgramPart:
-    """One part of a program's wall clock, such as its start-up; the name is one of :data:`PROGRAM_PARTS`.
+    """One part of a program's wall clock, such as its start-up."""
 
-    ``share``: of the whole program, 0 to 1.
-    """
-
-    name: str
+    name: str  # one of :data:`PROGRAM_PARTS`
     ms: float
-    share: float
+    share: float  # of the whole program, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -174,10 +166,7 @@ class _Placed(NamedTuple):
 
 
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
-    """Return the parts of the wall clock of an attached arm; None for other arms. ``ledgers``: by block.
-
-    ``typical_ms``: the median step of all blocks.
-    """
+    """Return the parts of an attached arm's wall clock; None for others. ``typical_ms``: median step of all blocks."""
     pairs = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
     pairs = [(run, ledger) for run, ledger in pairs if run.record.facts.attached is not None and ledger.phase_ms]
     if not pairs:
@@ -224,10 +213,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
-    """Return the places of lines of code that spent at least half of their time in rare long steps.
-
-    This must hold even if all other lines spent their time there. ``long_ms``: sum of the long steps' excess time.
-    """
+    """Return the lines that certainly spent half of their time in rare long steps, whose excess is ``long_ms``."""
     spent_ms: dict[str, float] = {}
     for cause in causes:
         if is_own_code(cause):
@@ -291,10 +277,7 @@ def _summed(
 
 
 def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str, float]) -> tuple[SlowCause, ...]:
-    """Return ``causes`` with their times scaled to the parts of ``wall``, which exclude waits for a core.
-
-    ``phase_ms``: milliseconds of each phase by the clock.
-    """
+    """Return ``causes`` with their times (``phase_ms``: by the clock) scaled to ``wall``: no waits for a core."""
     part_ms = {_Key(part.kind, part.name): part.ms.median for part in wall.parts}
     clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
     for cause in causes:
@@ -320,10 +303,7 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
 
 
 def _part_of(one: SlowCause, parts: Collection[_Key]) -> _Key | None:
-    """Return which of ``parts`` includes the cause's time: of a line of code, or of garbage collections.
-
-    None for other causes.
-    """
+    """Return which of ``parts`` has the time of a line of code or of garbage collections; None for other causes."""
     if one.kind == GC:
         line = _Key("code", one.place)
         return line if line in parts else _Key("gc", COLLECTIONS)
@@ -337,10 +317,7 @@ def _makes_batches(one: SlowCause) -> bool:
 
 
 def maker_text(place: SlowCause) -> str:
-    """Return the function and place of a cause, for example ``Rows.__getitem__, train.py:31``.
-
-    A comprehension is named by its function.
-    """
+    """Return a cause's function (of a comprehension, the one around) and place: ``Rows.__getitem__, train.py:31``."""
     function = re.sub(r"\.<locals>\.<\w+>$", "", place.function)
     return f"{function}, {place.place}" if place.place else function
 
@@ -350,10 +327,7 @@ def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
 
 
 def _merged(parts: _Parts, unnamed: set[_Key]) -> _Parts:
-    """Return ``parts`` with the parts ``unnamed`` in "other", and each place's collections in its line of own code.
-
-    Collections at other places are one part.
-    """
+    """Return ``parts`` with ``unnamed`` in "other", collections in their line of own code, and other ones joined."""
     merged: _Parts = {_OTHER: 0.0}
     for key, ms in parts.items():
         target = _OTHER if key in unnamed else key
@@ -365,10 +339,7 @@ def _merged(parts: _Parts, unnamed: set[_Key]) -> _Parts:
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
-    """Return the mean by ``weights``, so that parts sum to the step.
-
-    The interval weights all blocks equally; None below MIN_BLOCKS values.
-    """
+    """Return the mean by ``weights``, so that parts sum to the step. The interval weights all blocks equally."""
     centre = float(np.average(values, weights=weights))
     if len(values) < MIN_BLOCKS:
         return Estimate(centre, None, None, len(values))
@@ -387,16 +358,9 @@ def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
 
 
 def _named(
-    placed: _Placed,
-    run: RunData,
-    ledger: RunLedger,
-    causes: Sequence[SlowCause],
-    excess: Mapping[str, float],
+    placed: _Placed, run: RunData, ledger: RunLedger, causes: Sequence[SlowCause], excess: Mapping[str, float]
 ) -> _Parts:
-    """Return the parts of a training step in ms, given its phases without waits for a core.
-
-    ``excess``: ms per step by which rare long steps exceed typical ones, by phase.
-    """
+    """Return the parts of a step in ms, given phases without waits. ``excess``: ms of rare long steps by phase."""
     facts = run.record.facts
     step_ms = sum(ledger.phase_ms.values())
     parts: _Parts = {_Key("core" if name == WAITING else "phase", name): ms for name, ms in placed.phases.items()}
@@ -437,10 +401,7 @@ def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> floa
 
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
-    """Move the time for which phases were blocked to other ranks, or to threads that held the interpreter's lock.
-
-    ``parts`` changes in place. Nothing moves beside an asynchronous device.
-    """
+    """Move blocked time in ``parts`` to other ranks or lock-holding threads; not beside an asynchronous device."""
     if facts.asynchronous:
         return
     if (facts.ranks or 1) > 1:
@@ -469,10 +430,7 @@ def _move(parts: _Parts, sources: Sequence[_Key], target: _Key, ms: float) -> No
 
 
 def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float) -> None:
-    """Split the phase "fetch" of ``parts`` into the stages that the step waited for, sampler, and loader restarts.
-
-    ``parts`` changes in place.
-    """
+    """Split "fetch" in ``parts`` into the stages that the step waited for, sampler, and loader restarts."""
     facts, fetch_ms = run.record.facts, parts.pop(_Key("phase", "fetch"), 0.0)
     if not fetch_ms:
         return
@@ -496,10 +454,7 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
 
 
 def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
-    """Return the ms per step by which rare long steps exceed typical ones, by phase without "fetch".
-
-    Empty without long steps, or if they are not rare.
-    """
+    """Return by how many ms per step rare long steps exceed typical ones, by phase (no "fetch"); empty without."""
     names = [f"{phase}_ns" for phase in PHASES if phase != "fetch"]
     steps = run.step_columns(["wall_ns", "warmup", *names])
     if steps is None:
@@ -518,10 +473,7 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
 
 
 def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
-    """Return the phases with waits for a core as a separate part, once for each of two rules that place these waits.
-
-    Unchanged, and once, if the waits are unknown.
-    """
+    """Return the phases with waits for a core as a separate part, by each of two rules; unchanged if unknown."""
     block = _block(run, ledger)
     if block is None:
         return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]
@@ -532,10 +484,7 @@ def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
 
 
 def _left(block: _Block, weight: Callable[[_Block, str], float]) -> _Placed:
-    """Return each phase without its share of the waits for a core, and the sum of these waits.
-
-    ``weight``: function of block and phase; the waits are shared in proportion to it.
-    """
+    """Return each phase without its share (by ``weight``) of the waits for a core, and the sum of the waits."""
     room = {name: max(0.0, block.wall[name] - block.on_core[name]) for name in block.wall}
     waits = dict.fromkeys(block.wall, 0.0)
     remaining = min(block.waited, sum(room.values()))

@@ -1,11 +1,10 @@
 """Predict the effect of further changes: replay an arm under changes that a user can make, and recommend some.
 
-A change is recommended if all of this holds:
+A change is recommended if the replay reproduces the measurement, and
 
-- The replay reproduces the measurement, and the whole interval of the predicted speed-up is above 1.
-- The median exceeds the noise floor, the replay's error and :data:`ADVISED_GAIN_MIN`.
-- Among values of one setting, it is the smallest that is as good as the best.
-- No arm of the study contradicts the prediction. A contradicted value rules out the other values of its setting.
+- the whole interval of the predicted speed-up is above 1;
+- its median exceeds the noise floor, the replay's error and :data:`ADVISED_GAIN_MIN`;
+- it is the smallest value of its setting that is as good as the best, and no arm contradicts a value of this setting.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.whatif import validation_arms
 from harness.explain.statistics import Estimate, Likeness
 from harness.judge.doubts import Bar, Doubt, RemedyKind, barred, doubt, in_order
-from harness.judge.policy import (
-    ADVICE_REPLICATES,
-    ADVISED_GAIN_MIN,
-    ADVISED_WORKERS,
-    AS_GOOD_WITHIN,
-    WORKER_MULTIPLES,
-)
+from harness.judge.policy import ADVICE_REPLICATES, ADVISED_GAIN_MIN, ADVISED_WORKERS, AS_GOOD_WITHIN, WORKER_MULTIPLES
 from harness.judge.predictions import (
     bar_of,
     clears,
@@ -56,19 +49,14 @@ NO_TOKENIZING = "tokenize=0"
 
 @dataclass(frozen=True)
 class _Option:
-    """One change of an arm with its replay.
+    """One change of an arm with its replay."""
 
-    ``change``: edit text such as ``workers=2``, or the arm whose data path is used.
-    ``tried_by``: the arm that already has the change; None if none has.
-    ``serial``: speed-up if workers share one resource that serves one at a time; None if no different.
-    """
-
-    change: str
+    change: str  # edit text such as ``workers=2``, or the arm whose data path is used
     cost: AdviceCost
     prediction: Prediction
-    tried_by: str | None
+    tried_by: str | None  # the arm that already has the change
     speedup: Estimate
-    serial: float | None = None
+    serial: float | None = None  # speed-up if workers share what serves one at a time; None: no different
 
 
 def advise(
@@ -83,10 +71,9 @@ def advise(
     """Return the predicted effect of every change that applies to ``arm``, and which of them are worth recommending.
 
     ``runs``: all runs of the study, by arm. ``ledgers``: function that returns an arm's ledgers by block.
-    ``resolution``: the smallest change that the study can detect, if it detected none. Smaller gains are not
-    recommended. ``alike``: similarity of neighbouring blocks, which widens the intervals of measured ratios.
-    ``few_blocks``: remedy to report if there are too few blocks. If no replay is possible, the result has no options,
-    and ``refused`` is set.
+    ``resolution``: smallest change that the study can detect, if it detected none. Smaller gains are not recommended.
+    ``alike``: similarity of neighbouring blocks, which widens the intervals of measured ratios.
+    ``few_blocks``: remedy for too few blocks. Without a possible replay there are no options, and ``refused`` is set.
     """
     arm_runs = runs.get(arm, ())
     if (reason := refusal(arm_runs)) is not None:
@@ -147,11 +134,7 @@ def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
 
 
 def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
-    """Return True if the arm's dataset is iterable, so it has no index.
-
-    If only workers open the data source, the main process cannot tell, so any run of the study with this source
-    decides.
-    """
+    """True if a run with the arm's data source shows that it has no index; perhaps only workers open the source."""
 
     def source(run: RunData) -> object:
         return lookup(run.record.config, "data.source", None)
@@ -184,10 +167,7 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
-    """Yield the replays of the arm's steps with the loader of each other arm that differs only in its data path.
-
-    The other arm needs a data-only control.
-    """
+    """Yield replays with the loader of each arm (with data-only control) that differs only in its data path."""
     data_only = {
         str(group[0].record.of): group
         for group in runs.values()
@@ -242,21 +222,14 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
 
 
 def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -> AdviceBar | None:
-    """Return why the loader's record bars recommending a change with a predicted speed-up; None if nothing bars it.
-
-    "serial": no speed-up remains if workers wait for one shared resource. A run with more workers would show it.
-    ``least``: smallest gain that counts, as a fraction.
-    """
+    """Return why the loader's record bars recommending a change that gains ``least`` (a fraction) or more, or None."""
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
     return "serial" if is_serial(one.serial, least) else None
 
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
-    """Return why the prediction of a change is not reliable; None if it is.
-
-    ``contradicted``: an arm's measurement contradicts this prediction, or that of another value of the same setting.
-    """
+    """Return why a prediction is unreliable, or None. ``contradicted``: by an arm with this or another value."""
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
     validation = one.prediction.validation

@@ -1,6 +1,6 @@
 """Compute where each arm's step and cores go (tokenization, sync, compute, Python), and judge common claims about them.
 
-Shares are of the step's time on the main thread:
+Shares of the step's time on the main thread:
 
     tokenization   fetch while this batch was tokenized, inline or by a worker that the step waits for
     sync           reading values from the device
@@ -8,10 +8,8 @@ Shares are of the step's time on the main thread:
     Python         the rest of the loop: between the phases, and logging
     other data     the rest of the fetch: reading, packing, hand-over
 
-Cores are CPU time per second of measured steps, from the spans of the same phases and stages. Processes that tokenize
-for the main thread have no spans: their sampled CPU time counts as tokenization.
-
-With several ranks, shares and cores by part are those of rank 0. ``all_cores`` covers the processes of every rank.
+Cores: CPU time per second of measured steps, from the spans of the same phases and stages; sampled for processes that
+tokenize for the main thread. With several ranks all are those of rank 0, except ``all_cores``.
 """
 
 from __future__ import annotations
@@ -45,14 +43,10 @@ Outcome = Literal["holds", "does not hold", "not measurable"]
 
 @dataclass(frozen=True)
 class RunUse:
-    """Shares of the step and use of cores of one run; :func:`use_of` makes it.
+    """Shares of the step (0 to 1) and use of cores of one run, by :data:`PARTS`; :func:`use_of` makes it.
 
-    ``shares`` (of the step, 0 to 1) and ``cores`` are by :data:`PARTS`; ``cores`` is empty without CPU times.
-    ``tokenizing_ms``: tokenization per 1000 tokens, in any process.
-    ``all_cores``: cores of all its processes. It is None if one of these applies:
-
-    - They were not sampled, or they run on other machines.
-    - They live too short for the sampler (``data.tokenize: processes``).
+    ``cores`` is empty without CPU times. ``all_cores`` (all its processes) is None if they were not sampled, run on
+    other machines, or live too short for the sampler (``data.tokenize: processes``).
     """
 
     shares: Mapping[str, float]
@@ -60,7 +54,7 @@ class RunUse:
     all_cores: float | None
     idle_share: float | None  # of the device
     step_ms: float
-    tokenizing_ms: float | None
+    tokenizing_ms: float | None  # per 1000 tokens, in any process
     tokens_per_s: float | None
     trained_tokens_per_s: float | None = None  # without padding
     ranks: int = 1
@@ -86,26 +80,20 @@ class ArmUse:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim about ``arm`` (compared with ``baseline``), its measured figure, and the outcome; :func:`judge` makes it.
-
-    ``outcome`` uses the figure's interval, widened by ``noise_floor``.
-    ``noise_floor``: difference between the figures of an arm and of its A/A control; None without a control.
-    ``differs``: configuration keys in which the arms differ besides those that the claim is about.
-    ``untested``: the tokenizing strategy of both arms, if it is equal although the claim compares two strategies.
-    """
+    """A claim about ``arm`` (compared with ``baseline``), its figure and outcome; :func:`judge` makes it."""
 
     claim: ClaimName | None  # name of a common claim; None if the scenario gives the bounds
     arm: str
     baseline: str | None
     figure: Estimate | None
-    outcome: Outcome
+    outcome: Outcome  # outcome by the interval, widened by ``noise_floor``
     kind: ClaimKind
     values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
     processes: int | None = None  # "processes", "pool": number of processes
     cores: int | None = None
-    noise_floor: float | None = None  # fraction, of a ratio
-    differs: tuple[str, ...] = ()
-    untested: str | None = None
+    noise_floor: float | None = None  # fraction: distance of an arm's ratio to its A/A control from 1
+    differs: tuple[str, ...] = ()  # configuration keys that differ besides those of the claim
+    untested: str | None = None  # the tokenizing strategy, if equal although the claim compares two
     without: tuple[str, ...] = ()  # arms without a finished run that has the figure
 
 
@@ -152,10 +140,7 @@ def _stored_per_text(facts: RunFacts) -> float | None:
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Return the cores by part (rank 0 only; empty without spans), and the sampled cores of all processes of all ranks.
-
-    The second value is None if not sampled, or if processes lived too short or ran on other machines.
-    """
+    """Return rank 0's cores by part (empty without spans), and all ranks' sampled cores (None: unknown)."""
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
     roles = {} if not loads else {role.role: role.cores for role in loads[0].roles if role.role != "sampler"}
@@ -198,10 +183,7 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
 
 
 def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
-    """Return the medians over ``uses``, the step shares and cores of an arm's runs. ``uses`` must not be empty.
-
-    ``ranks`` is the largest number. Values that no run measured are None or absent.
-    """
+    """Return the medians over ``uses`` (not empty); None or absent if not measured. ``ranks``: the largest number."""
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
         return from_amounts([figure for use in uses if (figure := value(use)) is not None])
@@ -226,10 +208,7 @@ def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
 
 
 def _share(values: Sequence[float]) -> Estimate | None:
-    """Return the median share with its interval, cut to 0 to 1 because few scattered blocks may exceed that.
-
-    None without values.
-    """
+    """Return the median share with its interval, cut to 0 to 1; None without values."""
     estimate = from_block_values(values)
     if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
         return estimate
@@ -237,10 +216,7 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
-    """Return the kind of a claim of study.json that has its own bounds. Its text is "" if the claim has none.
-
-    None if this version does not know the figure, or if bounds or arms are malformed.
-    """
+    """Return the kind of a claim with its own bounds; None for unknown figures and malformed bounds or arms."""
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
         return None
@@ -312,10 +288,7 @@ def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, Ru
 
 
 def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Return how far from 1 the interval of an arm's ratio to its A/A control reaches: the widest of ``controls``.
-
-    ``controls``: pairs of figures by control. None without an interval.
-    """
+    """Return how far from 1 intervals of arm / A/A control reach, the widest of ``controls``; None without."""
     ratios = [from_blocks([math.log(candidate / base) for base, candidate in pairs]) for pairs in controls]
     return max((reach for ratio in ratios if ratio is not None and (reach := ratio.distance) is not None), default=None)
 
@@ -358,8 +331,8 @@ def _figure(kind: ClaimKind, use: RunUse) -> float | None:
 def _outcome(figure: Estimate | None, kind: ClaimKind, floor: float) -> Outcome:
     """Return the outcome of a claim, from the interval of ``figure``, widened by the noise ``floor``.
 
-    "holds" if the interval lies within the range of ``kind``, "does not hold" if it lies outside.
-    "not measurable" if the interval includes an end of the range, or is missing.
+    "holds" within the range of ``kind``, "does not hold" outside, "not measurable" across an end or without an
+    interval.
     """
     if figure is None or figure.ci_low is None or figure.ci_high is None:
         return "not measurable"

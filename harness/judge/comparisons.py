@@ -1,7 +1,4 @@
-"""Measure what a change gains: the ratios of each comparison from the ledgers of its runs, and the verdict.
-
-All ratios are "how many times as fast": above 1 the candidate (or the control) is faster than the baseline.
-"""
+"""Measure what a change gains: ratios of each comparison (above 1: the candidate is faster), and the verdict."""
 
 from __future__ import annotations
 
@@ -72,10 +69,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one comparison, from the ledgers of its runs; :func:`compare` makes it.
-
-    ``absent`` gives the reason for each figure that is None.
-    """
+    """Figures of one comparison, made by :func:`compare`; ``absent``: the reason for each figure that is None."""
 
     measure: str  # unit of the rate that ``ratio`` compares
     ratio: Estimate
@@ -123,10 +117,7 @@ class Measured:
         return ratios.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
-        """Return True if the intervals of two speed ratios overlap.
-
-        They are first widened by the noise floor or :data:`WITNESSES_WITHIN`, whichever is larger.
-        """
+        """True if intervals of two speed ratios, widened by noise floor or :data:`WITNESSES_WITHIN`, overlap."""
         floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
             (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (one, other)
@@ -135,11 +126,10 @@ class Measured:
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
-        """Both estimates of the ceiling, the smaller one first, if they are over :data:`CEILINGS_WITHIN` apart.
+        """Both estimates of the speed-up without data work, smaller first; None unless :data:`CEILINGS_WITHIN` apart.
 
-        The ceiling is the speed-up without any data work. None if both agree, or if only one is known. An ideal-data
-        control repeats few batches, which may differ from the others. A replay does not model cores and caches. On a
-        busy machine both intervals may be wide enough to overlap, so the medians are compared too.
+        An ideal-data control repeats few batches, and a replay does not model cores and caches. Medians are compared,
+        because on a busy machine both intervals may be wide enough to overlap.
         """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
@@ -149,10 +139,7 @@ class Measured:
 
     @property
     def ceilings_apart(self) -> bool:
-        """True if the two estimates of the ceiling differ by more than their intervals and the noise floor allow.
-
-        False if only one is known. The ceiling is the speed-up without any data work.
-        """
+        """True if both estimates of the ceiling differ by more than intervals and noise floor allow."""
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return False
@@ -181,9 +168,8 @@ def compare(
 ) -> Measured | Missing:
     """Return all ratios and the verdict of one comparison, from ledgers alone; Missing if there is nothing to compare.
 
-    ``comparisons``: number of comparisons in the study; all verdicts together have a 5 % chance of any error.
-    ``allowance``: the noise floor that the scenario declares, as a fraction, used if no A/A control shows it.
-    ``few_blocks``: remedy to report if there are too few blocks.
+    ``comparisons``: number in the study; all verdicts together have a 5 % chance of any error.
+    ``allowance``: declared noise floor, a fraction, used if no A/A control shows it. ``few_blocks``: remedy to report.
     """
     baseline_runs, candidate_runs = arms.get(baseline, {}), arms.get(candidate, {})
     lacking = [name for name, blocks in ((baseline, baseline_runs), (candidate, candidate_runs)) if not blocks]
@@ -304,10 +290,7 @@ class _Judging:
     few_blocks: RemedyKind
 
     def by(self, rate: Rate, losses: Losses | None = None, repeated: tuple[float, float] | None = None) -> _ByRate:
-        """Return the comparison of both arms by ``rate``, which both must have.
-
-        Omit ``losses`` and ``repeated`` to judge only speed.
-        """
+        """Return the comparison by ``rate``, which both arms have; without ``losses``, ``repeated``: only speed."""
         baseline_runs, candidate_runs = (self.arms[name] for name in self.names)
         ratio = speed(baseline_runs, candidate_runs, rate, alike=self.alike)
         assert ratio is not None
@@ -337,10 +320,7 @@ class _Judging:
 
 
 def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
-    """Yield a doubt for each arm whose main thread waited for a core, or was blocked in untimed code.
-
-    ``names`` and ``sides``: the arms and their runs, in the same order.
-    """
+    """Yield a doubt by arm whose main thread waited for a core, or was blocked in untimed code."""
     for name, blocks in zip(names, sides, strict=True):
         unseen = unseen_of([run.record.facts for run in blocks.values()])
         for entry in () if unseen is None else unseen.doubts(name):
@@ -351,10 +331,7 @@ def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Dou
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
-    """Return (cores used by other processes, all cores) during the runs of ``sides``; None if not recorded.
-
-    Other processes: the median over blocks, of the arm with more. All cores: the largest number of any run.
-    """
+    """Return (cores of other processes: median over blocks of the busier arm; all cores); None if not recorded."""
     runs = [[*blocks.values()] for blocks in sides]
     others_by_side = [[run.other_cpu_cores for run in side if run.other_cpu_cores is not None] for side in runs]
     totals = [cores for side in runs for run in side if (cores := _cores_of(run.record))]
@@ -375,19 +352,13 @@ def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind
 
 
 def used_share(blocks: Blocks) -> float:
-    """Return the share of a step by which an arm was faster than it can sustain, by using up prefetched batches.
-
-    It is the upper end of the interval; 0 if it is uncertain that any were used up.
-    """
+    """Return the share by which used-up batches may have sped up an arm: the interval's upper end; 0 if uncertain."""
     use = arm_lead(blocks)
     return use.ci_high if use is not None and use.is_worth_saying else 0.0
 
 
 def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
-    """Return the similarity of neighbouring blocks, from all arms and all A/A controls; None without baseline runs.
-
-    It widens every interval of a ratio to the baseline in the same way, so one ratio has one interval everywhere.
-    """
+    """Return the similarity of neighbouring blocks of all arms and controls; None without baseline runs."""
     if not arms.get(baseline):
         return None
     plain = [blocks for blocks in arms.values() if blocks and next(iter(blocks.values())).record.control is None]
@@ -398,10 +369,9 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
-    """Return how many times as fast the steps of ``arm`` are with ideal data, from its ideal-data control.
+    """Return how many times as fast the steps of ``arm`` (``blocks``) are with ideal data, from its ideal-data control.
 
-    ``blocks``: runs of the arm. ``alike``: from :func:`alike_blocks`. Absent without a control.
-    Absent too for a control with another number of positions per step: its steps compute something else.
+    Absent without a control, or if its steps have other numbers of positions. ``alike``: from :func:`alike_blocks`.
     """
     control = controls.get("ideal-data", arm)
     ratio = speed(blocks, control, steps_per_s, alike=alike)
@@ -414,14 +384,11 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | 
 
 
 def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
-    """Return how many times as fast steps would be without any data work: an estimate, not a bound.
+    """Return how many times as fast steps would be without any data work: an estimate, not a bound; None if unknown.
 
-    None if neither estimate is known.
-    ``ideal``: measured by the ideal-data control. ``from_waits``: computed by replay from the run alone.
-    The result is the control's median with an interval that covers both.
-    They differ where a wait also cools caches and clocks for the compute after it, which replay does not model.
-    If the control's interval is wide and includes both 1 and the replay's interval, the control measured noise.
-    Then the replay's estimate is returned.
+    ``ideal``: by the ideal-data control. ``from_waits``: by replay of the run alone, which does not model that a wait
+    cools caches and clocks. The result is the control's median with an interval that covers both; but the replay's
+    estimate if the control only measured noise, so that its interval includes 1 and the replay's interval.
     """
     estimates = [ratio for ratio in (ideal, from_waits) if ratio is not None]
     if len(estimates) < 2:
@@ -436,10 +403,7 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
-    """Return the speed ratio of the data paths alone, from both arms' data-only controls.
-
-    It is in positions per second, or in steps per second if positions were not counted. Absent without both controls.
-    """
+    """Return the data paths' speed ratio from both data-only controls (positions, else steps, per second)."""
     base_runs, candidate_runs = controls.get("data-only", baseline), controls.get("data-only", candidate)
     ratio = speed(base_runs, candidate_runs, tokens_per_s) or speed(base_runs, candidate_runs, steps_per_s)
     if ratio is not None:
@@ -449,17 +413,9 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 
 
 def _same_again(
-    baseline: str,
-    candidate: str,
-    arms: Mapping[str, Blocks],
-    controls: Controls,
-    rate: Rate,
+    baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
 ) -> tuple[Estimate | Absent, str | None]:
-    """Return (the speed ratio of an A/A control to its arm, that arm's name); (Absent, None) without a usable control.
-
-    The noise floor is the distance of the ratio's interval from 1.
-    The arm is the baseline if it has a control, else the candidate, else another arm on the same device.
-    """
+    """Return (speed ratio A/A control / arm, arm's name): of the baseline, else the candidate, else another arm."""
     reason = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
@@ -473,11 +429,7 @@ def _same_again(
 
 
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
-    """Return the noise floor of an arm that is in no comparison, as a fraction.
-
-    ``allowance``: the declared noise floor, returned if no A/A control shows it.
-    None if neither is known, or without runs.
-    """
+    """Return the noise floor of an arm that is in no comparison: by a control, else ``allowance``; None without."""
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:
             ratio, _ = _same_again(arm, arm, arms, controls, rate)

@@ -1,7 +1,4 @@
-"""Find every undeclared difference between two arms. A comparison is only as reliable as this list.
-
-A :class:`Confound` holds values only; ``harness.show.text.doubts`` writes the sentences.
-"""
+"""Find every undeclared difference between two arms; ``harness.show.text.doubts`` writes the sentences."""
 
 from __future__ import annotations
 
@@ -119,15 +116,12 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 
 @dataclass(frozen=True)
 class Confound:
-    """One undeclared difference between two arms, found by :func:`confounds`.
-
-    ``values`` (baseline, candidate) depend on ``kind``:
+    """One undeclared difference between two arms. ``values`` (baseline, candidate) depend on ``kind``:
 
     - "useful tokens", "throttled": shares. "lead": shares of a step. "repeated data": shares of rows.
     - "host load": cores. "SM clock": MHz. "losses": losses.
     - "block counts": finished blocks. "other steps": measured steps of a block.
-    - "other batches": tokens per step (``key``: which ones).
-    - "compared blocks": (compared, planned) blocks.
+    - "other batches": tokens per step (``key``: which ones). "compared blocks": (compared, planned) blocks.
     """
 
     kind: ConfoundKind
@@ -149,11 +143,10 @@ def confounds(
     losses: Losses | None = None,
     repeated: tuple[float, float] | None = None,
 ) -> tuple[Confound, ...]:
-    """Return each undeclared difference between two arms once. ``blocks``: number of planned blocks.
+    """Return each undeclared difference between two arms once. ``records``: all runs of each arm, even failed ones.
 
-    ``records``: all runs of each arm, even failed ones.
-    Losses that diverged or differ come first, declared or not, because a speed difference means little without them.
-    Rows that only one arm trains repeatedly come next (``repeated``: shares of (baseline, candidate)).
+    First, declared or not, come losses that diverged or differ, then rows that only one arm trains repeatedly
+    (``repeated``: shares of (baseline, candidate)). ``blocks``: number of planned blocks.
     """
     differences = [
         *_losses(losses, names),
@@ -174,11 +167,7 @@ def confounds(
 
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
-    """Return one confound if used-up prefetched batches may explain the difference of the arms; else an empty tuple.
-
-    ``shares``: by arm, the share of a step by which prefetched batches may have made it faster; 0 if uncertain.
-    ``effect``: relative difference of the arms. A confound needs a share that is at least as large.
-    """
+    """Return a confound if lead that the arms used up (``shares`` of a step) may explain their difference."""
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
 
@@ -213,18 +202,12 @@ def _declared(*records: RunRecord) -> set[str]:
 
 
 def _covered(key: str, declared: Iterable[str]) -> bool:
-    """Return True if a declared key equals the dotted ``key``, is a section around it, or lies inside it.
-
-    The last case is a section that was None before.
-    """
+    """True if a declared key equals the dotted ``key``, lies around it, or inside it (a section that was None)."""
     return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in declared)
 
 
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
-    """Return the section around the dotted ``key`` that is None on one side; None without one.
-
-    Declaring one of the section's keys also adds the defaults of its other keys.
-    """
+    """Return the section around ``key`` that is None on one side; declaring one of its keys adds the others."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next(
         (parent for parent in parents if any(parent in side and side[parent] is None for side in (first, second))), None
@@ -275,10 +258,7 @@ def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
 
 
 def alike_environment(key: str, one: Json, other: Json) -> bool:
-    """Return True if two values of the environment entry ``key`` agree.
-
-    Memory sizes may differ slightly from boot to boot.
-    """
+    """True if two values of the entry ``key`` agree. Memory sizes may differ slightly by boot."""
     if key == "memory_bytes" and isinstance(one, int | float) and isinstance(other, int | float) and other:
         return abs(one / other - 1) < policy.MEMORY_SIZE_WITHIN
     return one == other
@@ -304,11 +284,7 @@ def useful_fraction(blocks: Blocks) -> float | None:
 
 
 def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Return a confound if steps of both arms have different numbers of tokens although no setting explains it.
-
-    An arm with more loader workers has more warm-up steps, so it measures later batches of the same order.
-    These may be different work if lengths grow during a training or documents differ much.
-    """
+    """Return a confound if tokens per step differ without a setting: more workers measure later batches."""
     for base, compared in _pairs(baseline, candidate):
         first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
         differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}
@@ -323,10 +299,7 @@ def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) 
 
 
 def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Return a confound if one arm measured clearly more steps per block and the runs did not alternate; else none.
-
-    The first steps of a run may be unlike its later ones.
-    """
+    """Return a confound if one arm measured clearly more steps per block and the runs did not alternate."""
     logs: list[float] = []
     lengths: tuple[int, int] | None = None
     for block in sorted(set(baseline) & set(candidate)):
@@ -364,11 +337,7 @@ def _sessions(baseline: Blocks, candidate: Blocks) -> list[Confound]:
 
 
 def _blocks(
-    baseline: Blocks,
-    candidate: Blocks,
-    records: Mapping[str, Sequence[RunRecord]],
-    names: tuple[str, str],
-    blocks: int,
+    baseline: Blocks, candidate: Blocks, records: Mapping[str, Sequence[RunRecord]], names: tuple[str, str], blocks: int
 ) -> list[Confound]:
     differences = []
     for name, finished in zip(names, (baseline, candidate), strict=True):

@@ -1,15 +1,12 @@
 """Report pairs of arms outside the comparisons: data paths alone, cost of probes, and scaling over ranks.
 
-A sample is one row of a batch: ``data.sequence_length`` positions, padding included. The cost of a probe is the step
-time with it / without it, minus 1. Both alternated, so the ratio is paired.
-
-Scaling:
-
-    efficiency      ratio of tokens/s / ratio of ranks (1: each rank trains as fast as one alone)
-    loss            mean over the last tenth of the tokens that every arm of the comparison trained on
-    time to a loss  seconds of training steps (without pauses between repetitions) until the mean loss over a tenth of
-                    all tokens first reaches the target: the higher of the two arms' losses above; known only if both
-                    arms' losses fall to the target by more than their scatter
+sample          one row of a batch: ``data.sequence_length`` positions, padding included
+cost of probe   step time with it / without it - 1; both alternated, so the ratio is paired
+efficiency      ratio of tokens/s / ratio of ranks (1: each rank trains as fast as one alone)
+loss            mean over the last tenth of the tokens that every arm of the comparison trained on
+time to a loss  seconds of training steps (without pauses between repetitions) until the mean loss over a tenth of
+                all tokens first reaches the target: the higher of the two arms' losses above; known only if both
+                arms' losses fall to the target by more than their scatter
 """
 
 from __future__ import annotations
@@ -48,10 +45,7 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class DataPath:
-    """One arm's data path, alone (its data-only control) and in training; :func:`data_paths` makes it.
-
-    None means not measured. Ratios above 1: faster than ``baseline``.
-    """
+    """One arm's data path, alone (its data-only control) and in training. Ratios above 1: faster than ``baseline``."""
 
     arm: str
     baseline: str
@@ -76,10 +70,7 @@ Compare = Callable[[str, str], Measured | Missing]
 def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
-    """Return one entry for each of ``arms`` (no controls); empty if ``scenario`` has no ``isolated_baseline``.
-
-    ``compared``: function that compares (baseline, arm) by the rules of the study.
-    """
+    """Return an entry per arm; empty without ``isolated_baseline``. ``compared``: compares by the study's rules."""
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
         return ()
@@ -121,10 +112,7 @@ def _per_block(blocks: Blocks, rate: Rate | None) -> Estimate | None:
 
 
 def _sample_ms(alone: Blocks) -> Rate | None:
-    """Return a :data:`Rate`: a function that gives (milliseconds, rows) of a repetition.
-
-    None if rows have no fixed length (``data.source``, or no sequence_length).
-    """
+    """Return a :data:`Rate` of (ms, rows); None if rows have no fixed length: own source, no ``sequence_length``."""
     config = next((run.record.config for run in alone.values()), {})
     length = lookup_number(config, "data.sequence_length", 0)
     if not length or lookup(config, "data.source") is not None:
@@ -146,15 +134,12 @@ SAMPLED = ("host", "nvml")  # probes that run in the sampling process
 
 @dataclass(frozen=True)
 class ProbeCost:
-    """Step time added by probes, from the study's controls.
-
-    ``share``: added time / step without them (0.01: 1 % longer). ``step_ms``: mean step without them.
-    """
+    """Step time added by probes, from the study's controls."""
 
     probes: tuple[str, ...]  # "ledger", "host", ...; several: all probes of a measured run together
     against: Literal["nothing", "ledger"]  # configuration that the probes were added to
-    share: Estimate
-    step_ms: float
+    share: Estimate  # added time / step without them (0.01: 1 % longer)
+    step_ms: float  # mean step without them
 
     @property
     def cost_ms(self) -> float:
@@ -169,11 +154,7 @@ def is_probe_control(control: str | None) -> bool:
 def probe_costs(
     arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks], runs: Sequence[RunData] = ()
 ) -> list[ProbeCost]:
-    """Return the probe costs that the study's controls measured; empty without such controls.
-
-    ``ledgers``: finished runs by arm. A probe that did not run in one of ``runs`` is skipped; the report gives the
-    reason.
-    """
+    """Return the probe costs that the study's controls measured, without probes that failed in one of ``runs``."""
     idle = {run.record.arm for run in runs if _idle(run)}
     return list(_costs(arms, {arm: blocks for arm, blocks in ledgers.items() if arm not in idle}))
 
@@ -223,24 +204,17 @@ OF_RANKS = ("launch", "data.batch_size", "optimizer.accumulation", "compute.thre
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Loss of one run, as moving means over a tenth of the tokens. All arrays have one value per mean.
+    """Loss of one run, as moving means over a tenth of the tokens; arrays have one value per mean."""
 
-    ``tokens`` and ``seconds``: tokens trained, and seconds of steps, at the end of each mean.
-    """
-
-    tokens: Float
-    seconds: Float
+    tokens: Float  # tokens trained at the end of each mean
+    seconds: Float  # seconds of steps at the end of each mean
     loss: Float
     error: float  # standard error of such a mean, from the differences of neighbouring steps
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Two arms with different numbers of ranks; :func:`scaling` makes it.
-
-    ``losses`` and ``seconds``: (baseline, candidate), means over blocks. They are None if losses are unknown or fell
-    too little.
-    """
+    """Two arms with different numbers of ranks; :func:`scaling` makes it. Pairs: (baseline, candidate)."""
 
     baseline: str
     candidate: str
@@ -250,9 +224,9 @@ class Scaling:
     per_step: tuple[float, float] | None = None  # tokens of all ranks
     threads: tuple[int, int] | None = None  # total over ranks, if the host's threads compute
     cores: int | None = None
-    losses: tuple[float, float] | None = None
+    losses: tuple[float, float] | None = None  # means over blocks; None: unknown, or they fell too little
     target: float | None = None
-    seconds: tuple[float, float] | None = None
+    seconds: tuple[float, float] | None = None  # as ``losses``
     differs: tuple[str, ...] = ()  # configuration keys that differ, except ranks and their batch
 
     @property
@@ -272,11 +246,7 @@ class Scaling:
 def scaling(
     names: tuple[str, str], runs: tuple[Sequence[RunData], Sequence[RunData]], speedup: Estimate | None
 ) -> Scaling | None:
-    """Return how training scales from one arm of ``names`` to the other.
-
-    None if both have equal ranks, their speeds were not compared (``speedup``), or a program is attached. ``runs``: of
-    either arm. The arm with fewer ranks is the baseline here, even if it is the candidate of the comparison.
-    """
+    """Return how training scales from the arm with fewer ranks to the other; None for equal ranks or no ``speedup``."""
     ranks = tuple(max((run.record.facts.ranks or 1 for run in arm), default=1) for arm in runs)
     attached = any(run.record.facts.attached is not None for arm in runs for run in arm)
     if speedup is None or ranks[0] == ranks[1] or attached:
@@ -330,20 +300,14 @@ def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple
 
 
 def _is_weak(batch: float, ranks: float) -> bool | None:
-    """Return True if the global batch grew as the ranks did, False if it stayed equal, None otherwise.
-
-    ``batch`` and ``ranks``: ratios candidate / baseline.
-    """
+    """True if the global batch grew as the ranks did, False if equal, else None. Ratios candidate / baseline."""
     if abs(batch / ranks - 1) <= SAME_BATCH_WITHIN:
         return True
     return False if abs(batch - 1) <= SAME_BATCH_WITHIN else None
 
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
-    """Return (tokens, seconds, loss) of every step, warm-up steps included.
-
-    None if the run did not finish or any value is unknown.
-    """
+    """Return (tokens, seconds, loss) of every step, warm-up too; None if unfinished or any value is unknown."""
     if run.record.status != "done":
         return None
     table = run.step_columns(["tokens", "wall_ns", "loss"])

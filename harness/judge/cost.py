@@ -1,17 +1,13 @@
 """Predict what a training or a study costs from a short measurement of its arms: seconds, and dollars by the hour.
 
-A training of N steps takes, in seconds:
+A training of N steps takes, in seconds, with each term measured on the same configuration:
 
     start-up + step 0 + (N - 1) x step + passes x pass + checkpoints x checkpoint + ending
 
-Each term was measured on the same configuration.
-
-- The step's time excludes step 0 and the steps whose batches were built during start-up.
-- The expected step is the median of the remaining steps, with its interval. The worst case is the slowest of the last
-  ten, or the interval's upper end if that is larger.
+- The step is the median without step 0 and steps on batches built during start-up, with its interval. The worst case is
+  the slowest of the last ten, or the interval's upper end if that is larger.
 - If these steps get faster or slower, only their last third counts, and the prediction is doubted.
-- If some steps are long, many steps take the mean each, not the median. The worst case is then the slowest step that
-  may recur.
+- If some steps are long, many steps take the mean each. The worst case is then the slowest step that may recur.
 - Sums over arms and trials add intervals end to end. The arms share a machine, so what slows one slows all.
 """
 
@@ -30,12 +26,7 @@ from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import from_amounts, reach_of_mean
 from harness.explain.unusual_steps import NO_PHASE, long_steps, without_long
 from harness.judge.doubts import Doubt, doubt, in_order
-from harness.judge.policy import (
-    CORE_WAIT_SHARE_MAX,
-    COSTED_LONG_RATIO,
-    DRIFT_MIN,
-    WORST_OF_STEPS,
-)
+from harness.judge.policy import CORE_WAIT_SHARE_MAX, COSTED_LONG_RATIO, DRIFT_MIN, WORST_OF_STEPS
 from harness.study.contract import PHASES
 
 HOUR_S = 3600.0
@@ -76,22 +67,16 @@ def exactly(seconds: float) -> Spread:
 
 @dataclass(frozen=True)
 class ArmMeasurement:
-    """Durations of one short run of an arm, in seconds, and its device.
-
-    ``steps_s``: every step from step 0, in order.
-    ``unsettled``: number of first steps, including step 0, whose batches were built during start-up.
-    ``checkpoint``: number of the step that saved one; None without a checkpoint.
-    The steps after it show how much the writing slows them down.
-    """
+    """Durations of one short run of an arm, in seconds, and its device."""
 
     arm: str
-    steps_s: tuple[float, ...]
-    unsettled: int
+    steps_s: tuple[float, ...]  # every step from step 0, in order
+    unsettled: int  # number of first steps whose batches were built during start-up
     startup_s: float  # end of the imports to beginning of step 0
     ending_s: float  # last step to end of the process, excluding ``passes_s`` and saving
     passes_s: tuple[float, ...] = ()
     answers_s: tuple[float, ...] = ()  # passes over multiple-choice questions
-    checkpoint: int | None = None
+    checkpoint: int | None = None  # number of the step that saved one; later steps slow down by the writing
     saving_s: float = 0.0  # within that step
     writing_s: float = 0.0  # until the checkpoint is on disk; an asynchronous one is written after that step
     asynchronous: bool = True
@@ -108,19 +93,13 @@ class ArmMeasurement:
 
     @property
     def plain_s(self) -> tuple[float, ...]:
-        """Typical steps, in seconds and in order.
-
-        They exclude step 0, steps on batches built during start-up, and steps from the checkpoint on.
-        """
+        """Seconds of steps in order, except step 0, those on batches of the start-up, and from the checkpoint on."""
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
 
     @property
     def drift(self) -> float | None:
-        """Median of the last third of :attr:`plain_s` / median of those before; None if they may be alike.
-
-        They are alike unless Kendall's rank test finds a trend, so one far step decides nothing.
-        """
+        """Median of the last third of :attr:`plain_s` / of those before; None unless Kendall's test finds a trend."""
         steps_s = without_long(np.array(self.plain_s))
         count = len(steps_s)
         if count < WORST_OF_STEPS:
@@ -138,10 +117,7 @@ class ArmMeasurement:
 
     @property
     def step(self) -> Spread:
-        """One step in seconds: median with interval.
-
-        The worst case is the slowest of the last :data:`WORST_OF_STEPS`.
-        """
+        """Seconds of one step: median with interval; worst case: slowest of the last :data:`WORST_OF_STEPS`."""
         estimate = from_amounts(self._settled_s)
         assert estimate is not None, "an arm is measured with at least one settled step"
         slowest = max(self.plain_s[-WORST_OF_STEPS:])
@@ -157,10 +133,7 @@ class ArmMeasurement:
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
-        """Steps that later ones resemble, in seconds, from the first usual one on.
-
-        The long steps before it are caused by the start-up.
-        """
+        """Steps from the first usual one on: start-up causes long ones before it."""
         usual_s = COSTED_LONG_RATIO * self.step.likely
         settled_s = self._settled_s
         first = next(position for position, seconds in enumerate(settled_s) if seconds <= usual_s)
@@ -173,11 +146,10 @@ class ArmMeasurement:
 
     @property
     def each_of_many(self) -> Spread:
-        """One step of a long training, in seconds: based on the mean if some steps are long, else :attr:`step`.
+        """Seconds of one step of a long training: based on the mean if some steps are long, else :attr:`step`.
 
-        The interval of the mean begins at the median's lower bound, because fewer steps may be long.
-        It ends at the mean's own upper bound (Student's t).
-        The worst case is then the slowest recurring step. It is never below the interval's upper end.
+        The mean's interval is from the median's lower bound (fewer steps may be long) to its own upper bound (Student's
+        t). The worst case is then the slowest recurring step, and never below the interval's upper end.
         """
         step, mean, recurring_s = self.step, self.mean_step_s, self.recurring_s
         if mean <= step.high:
@@ -201,28 +173,20 @@ class ArmMeasurement:
 
     @property
     def evaluation_pass(self) -> Spread:
-        """Seconds of one pass over held-out data; all zero if none was measured.
-
-        The expected time is the last pass, because the first one also builds data for later ones.
-        The slowest pass is the worst case.
-        """
+        """Seconds of a pass over held-out data: the last one (the first builds data), at worst the slowest, or 0."""
         return _last_and_slowest(self.passes_s)
 
     @property
     def answering_pass(self) -> Spread:
-        """Seconds of one pass over multiple-choice questions; all zero if none was measured.
-
-        The last pass is the expected value, the slowest is the worst case.
-        """
+        """Seconds of a pass over multiple-choice questions: the last one, at worst the slowest; 0: not measured."""
         return _last_and_slowest(self.answers_s)
 
     def one_checkpoint(self, every_s: float | None) -> Spread:
         """Return the seconds that a checkpoint within the training adds to the steps; all zero if none was measured.
 
-        ``every_s``: seconds between two checkpoints; None if they are not due regularly.
-        The step that saves waits for the copy (asynchronous) or for the whole write.
-        The extra time of the steps after it is the concurrent write, and counts up to the write's full length.
-        If checkpoints are due faster than they are written, each one waits for the one before.
+        ``every_s``: seconds between two; None if not due regularly. The step that saves waits for the copy
+        (asynchronous) or the whole write. The extra time of later steps is the concurrent write, and counts up to its
+        full length. If checkpoints are due faster than they are written, each one waits for the one before.
         """
         if self.checkpoint is None:
             return NO_TIME
@@ -252,28 +216,20 @@ def _last_and_slowest(seconds: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class ArmWork:
-    """Amount of work whose cost is predicted: ``starts`` processes in sequence that take ``steps`` steps in all.
-
-    ``imports`` and ``launches``: how often the libraries are imported and the command is started. Runs of one block of
-    a study share both. ``passes``: number over held-out data. ``answers``: number over multiple-choice questions.
-    Checkpoints are due every so many steps or seconds within a process; ``last_checkpoint`` adds one at its end.
-    ``other_s``: other time in all, in seconds. ``passed_over``: earlier steps whose data is built and dropped; their
-    cost is not measured. ``most_extra``: the maximum number of extra warm-up steps of an arm that waits for data. Only
-    the worst case counts them.
-    """
+    """Work whose cost is predicted: ``starts`` processes in sequence that take ``steps`` steps in all."""
 
     steps: int
     starts: int = 1
-    imports: int = 1
-    launches: int = 1
-    passes: int = 0
-    answers: int = 0
+    imports: int = 1  # number of imports of the libraries, shared by the runs of one block
+    launches: int = 1  # number of starts of the command, shared by the runs of one block
+    passes: int = 0  # number over held-out data
+    answers: int = 0  # passes over multiple-choice questions
     checkpoint_every_steps: int | None = None
     checkpoint_every_s: float | None = None
-    last_checkpoint: bool = False
-    other_s: float = 0.0
-    passed_over: int = 0
-    most_extra: int = 0
+    last_checkpoint: bool = False  # True: one more at the end of each process
+    other_s: float = 0.0  # other time in all, in seconds
+    passed_over: int = 0  # earlier steps whose data is built and dropped, unmeasured
+    most_extra: int = 0  # maximum of extra warm-up steps that wait for data; worst case only
 
 
 def training_work(
@@ -281,8 +237,7 @@ def training_work(
 ) -> ArmWork:
     """Return the work of a training of ``steps`` steps, with a checkpoint and, if it ``evaluates``, a pass at its end.
 
-    ``evaluate_every``: steps between evaluations; None: only at the end.
-    ``save_every`` steps or ``save_every_s`` seconds lie between checkpoints; None: not due by this measure.
+    ``evaluate_every``, ``save_every``: steps; ``save_every_s``: seconds in between; None: not due by this measure.
     """
     return ArmWork(
         steps,
@@ -294,10 +249,7 @@ def training_work(
 
 
 def passes_within(steps: int, every: int | None) -> int:
-    """Return the number of evaluation passes of a training that evaluates every ``every`` steps and at its end.
-
-    None: only at its end.
-    """
+    """Return the number of evaluation passes: every ``every`` steps (None: never) and at the end."""
     return 1 if every is None else -(-steps // every)
 
 
@@ -377,17 +329,13 @@ def sum_of(spreads: Iterable[Spread]) -> Spread:
 
 @dataclass(frozen=True)
 class HourlyPrice:
-    """US dollars per hour of one machine or device, and how many of them are paid for (``devices``).
-
-    ``source``: where the price is from. ``name``: profile that the price comes from; "" for another source.
-    ``given_usd``: price before it was rounded up; None if it was not.
-    """
+    """US dollars per hour of one machine or device, and how many (``devices``) are paid for."""
 
     usd: float
     source: PriceSource
     devices: int = 1
-    name: str = ""
-    given_usd: float | None = None
+    name: str = ""  # profile that the price comes from; "" for another source
+    given_usd: float | None = None  # price before it was rounded up; None if it was not
 
     @property
     def per_hour_usd(self) -> float:
@@ -409,10 +357,7 @@ def usd_of(seconds: float, per_hour_usd: float | None) -> float | None:
 
 
 def rounded_up(price: HourlyPrice, to_usd: float | None) -> HourlyPrice:
-    """Return ``price`` rounded up to a multiple of ``to_usd`` (None: unchanged).
-
-    1.29 to 0.50 is 1.50, and 1.50 stays 1.50.
-    """
+    """Return ``price`` rounded up to a multiple of ``to_usd`` (None: unchanged): 1.29 to 0.50 is 1.50."""
     if to_usd is None:
         return price
     usd, unit = Decimal(str(price.usd)), Decimal(str(to_usd))
@@ -439,13 +384,7 @@ class SpendingLimit:
 
 @dataclass(frozen=True)
 class PredictedCost:
-    """Predicted time and cost of a training or a study, with its limit and the time spent so far; stored in cost.json.
-
-    ``measured``, ``work`` and ``prices``: one per arm, in the same order.
-    ``spent_s``: seconds spent so far, across resumes.
-    ``measuring_s``: part of ``spent_s`` that measured the first steps; the prediction excludes it.
-    ``standing``: "stopped" means that the limit was reached.
-    """
+    """Predicted time and cost of a training or a study, stored in cost.json; tuples have one entry per arm."""
 
     of: Undertaking
     scenario: str
@@ -453,9 +392,9 @@ class PredictedCost:
     work: tuple[ArmWork, ...]
     prices: tuple[HourlyPrice | None, ...]
     limit: SpendingLimit | None = None
-    spent_s: float = 0.0
-    measuring_s: float = 0.0
-    standing: Standing = "unfinished"
+    spent_s: float = 0.0  # seconds spent so far, across resumes
+    measuring_s: float = 0.0  # part of ``spent_s`` on first steps; not in the prediction
+    standing: Standing = "unfinished"  # "stopped": the limit was reached
 
     def __post_init__(self) -> None:
         same_length = len(self.measured) == len(self.work) == len(self.prices)
@@ -513,26 +452,17 @@ class PredictedCost:
         return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
 
     def left_s(self, done: float) -> float:
-        """Return the expected remaining seconds when the share ``done`` of the steps is done.
-
-        A resumed training starts and ends once more, however few steps are left. A study resumes with complete runs.
-        """
+        """Return the expected seconds left at the share ``done``; a resumed training starts and ends again."""
         total = self.total.likely
         fixed_s = sum_of(arm.startup + arm.ending for arm in self.arms).likely if self.of == "training" else 0.0
         return fixed_s + (total - fixed_s) * (1 - done) if done < 1 else 0.0
 
     def exceeds(self, done: float = 0.0) -> bool:
-        """Return True if the time spent and the expected remaining time exceed the limit.
-
-        ``done``: share of the steps done.
-        """
+        """True if time spent and expected to remain (share ``done`` of the steps done) exceed the limit."""
         return self.limit_s is not None and self.spent_s + self.left_s(done) > self.limit_s
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction: time without ``measuring_s`` / predicted time - 1.
-
-        None unless it ran to its end.
-        """
+        """Time without ``measuring_s`` / predicted time - 1. None unless it ran to its end."""
         likely = self.total.likely
         return (self.spent_s - self.measuring_s) / likely - 1 if self.standing == "done" and likely else None

@@ -1,8 +1,7 @@
 """Diagnose where the wall clock of an attached program goes. :data:`RULES` maps parts of a step to kinds and remedies.
 
-The first diagnosis is the most expensive part, if its share of a step is at least :data:`DIAGNOSED_SHARE_MIN`.
-If no part is that large, the program is bound by its model, or the cause is unknown.
-All further diagnoses are findings, the most expensive first.
+The first diagnosis is the most expensive part, from :data:`DIAGNOSED_SHARE_MIN` of a step on; else the program is bound
+by its model, or the cause is unknown. All others are findings, the most expensive first.
 """
 
 from __future__ import annotations
@@ -76,10 +75,7 @@ def saves(part: StepPart) -> bool:
 
 
 def evaluates(part: StepPart) -> bool:
-    """Return True if the part is an evaluation.
-
-    Also True for a line, found in few long steps, that calls modules outside of a forward pass.
-    """
+    """True for an evaluation, or a line in few long steps that calls modules outside of a forward pass."""
     return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
 
 
@@ -93,10 +89,7 @@ def computes(part: StepPart) -> bool:
 
 
 def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
-    """Return the remedy for ``part``, the largest part of the time that ``arm`` waits for data.
-
-    ``advice``: predicted effects of settings; None without them.
-    """
+    """Return the remedy for the largest ``part`` of the wait for data. ``advice``: settings' predicted effects."""
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
         return "fewer restarts" if persistent else "persistent workers"
@@ -127,10 +120,7 @@ def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> 
 
 
 def _of_making(arm: ArmReport, *, waits: bool) -> DiagnosisRemedy:
-    """Return the remedy for batches that are slow to build.
-
-    ``waits``: True if most of that time is waiting for storage, not CPU time.
-    """
+    """Return the remedy for batches that are slow to build. ``waits``: mostly for storage, not CPU time."""
     if not arm.workers and (waits or arm.free_cores != 0):  # Unknown cores may be free.
         return "use one worker" if arm.iterable else "use workers"
     return "faster storage" if waits else "less work"
@@ -153,10 +143,7 @@ def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> Diagno
 
 
 def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) -> Remedy:
-    """Return a function that returns ``remedy`` if the arm's causes include the setting ``name``, else ``otherwise``.
-
-    ``name``: ``place`` of a cause of kind :data:`SETTING`.
-    """
+    """Return a function: ``remedy`` if :data:`SETTING` ``name`` is a cause of the arm, else ``otherwise``."""
 
     def chosen(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
         return remedy if any(cause.kind == SETTING and cause.place == name for cause in arm.causes) else otherwise
@@ -247,10 +234,9 @@ class _KindCost:
 
 
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain | None = None) -> tuple[Diagnosis, ...]:
-    """Return the diagnosis of ``arm``, then other findings, the most expensive first.
+    """Return the diagnosis of ``arm``, then findings, the most expensive first; empty unless attached and measured.
 
-    Empty unless a program is attached and its steps were measured. ``advice``: predicted effects of settings, if any.
-    ``group``: for a rank of a program, what all of its ranks would gain without data work.
+    ``advice``: predicted effects of settings. ``group``: what all ranks of the program would gain without data work.
     """
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
@@ -309,10 +295,7 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
 
 
 def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
-    """Return the lines of code whose time is mostly the growth that ``growing`` diagnoses.
-
-    They are its place, and get no diagnosis of their own. Empty if less than half of their time is growth.
-    """
+    """Return the lines whose time is mostly the growth that ``growing`` diagnoses; empty if growth is under half."""
     lines = [part for part in wall.parts if part.kind == CODE]
     if growing.part not in lines:  # The growth is within a phase; otherwise any line outside of all phases may grow.
         lines = [part for part in lines if part.name == growing.name]
@@ -320,18 +303,12 @@ def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
 
 
 def _above_noise(one: Diagnosis) -> bool:
-    """Return True if the finding certainly has a cost: its interval is above 0, or unknown.
-
-    A cost in few blocks has a wide interval, so a large share also counts.
-    """
+    """True if the interval is above 0 or unknown, or the share is large: costs in few blocks have wide intervals."""
     return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
-    """Return the parts that ``rule`` includes, with their cost per step; None if there are none.
-
-    ``but``: names of lines that another diagnosis covers.
-    """
+    """Return the parts in ``rule``, with cost per step; None without. ``but``: lines that another diagnosis covers."""
     parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
         return None
@@ -366,20 +343,14 @@ def _with_exchange(finding: Diagnosis, group: GroupGain) -> Diagnosis:
 
 
 def _least_share(one: Diagnosis) -> float:
-    """Return the smallest share of a step from which the finding is reported.
-
-    Less time of unknown cause changes no plan.
-    """
+    """Return the smallest reported share of a step: less time of unknown cause changes no plan."""
     if one.kind == "unknown":
         return DIAGNOSED_SHARE_MIN
     return HANDOVER_SHARE_MIN if one.part.kind == "data" and one.part.name == HANDOVER else FINDING_SHARE_MIN
 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
-    """Return the sum of estimates.
-
-    Its interval adds the ends, because parts may vary together; none if one lacks it.
-    """
+    """Return the sum of estimates; ends add up too, as parts may vary together. No interval if one lacks it."""
     lows, highs = ([getattr(estimate, end) for estimate in values] for end in ("ci_low", "ci_high"))
     total = sum(estimate.median for estimate in values)
     if None in lows or None in highs:
@@ -462,10 +433,7 @@ def _saved(ratio: Estimate, step_ms: float) -> Estimate:
 
 
 def _speedup(saved: Estimate, whole_ms: float) -> Estimate:
-    """Return how many times as fast a step of ``whole_ms`` would be without ``saved`` milliseconds.
-
-    Both exclude waits for a core, because removed work would not wait for one either.
-    """
+    """Return the speed-up of a step of ``whole_ms`` without ``saved`` ms; both without waits for a core."""
 
     def times(ms: float | None) -> float | None:
         return None if ms is None else 1 / (1 - min(ms / whole_ms, LARGEST_SAVING))
@@ -477,10 +445,7 @@ LARGEST_SAVING = 0.999  # share of a step, because intervals may include the who
 
 
 def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
-    """Return the diagnosis "compute-bound".
-
-    Its saving is the largest speed-up that removing all data work could bring.
-    """
+    """Return the diagnosis "compute-bound", with the largest speed-up that removing data work could bring."""
     parts = _model(wall)
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)
@@ -501,12 +466,5 @@ def _no_part(wall: Wall, arm: ArmReport) -> Diagnosis:
     largest = wall.parts[0]
     remedy = _unsampled(largest, arm, None)
     return Diagnosis(
-        "unknown",
-        largest.name,
-        largest.ms,
-        wall.share(largest),
-        saving=None,
-        at_most=True,
-        remedy=remedy,
-        part=largest,
+        "unknown", largest.name, largest.ms, wall.share(largest), saving=None, at_most=True, remedy=remedy, part=largest
     )

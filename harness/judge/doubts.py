@@ -1,11 +1,8 @@
 """List every reason to doubt a figure: when it applies, which claims it bars, and its remedy.
 
-Detectors return :class:`Doubt` records. Each reader (report, ``whatif``, advice) asks :func:`barred` before it states a
-verdict or a prediction. Only :data:`RULES` defines the precedence: the first of several doubts that bar a claim is the
-cause. Most doubts bar nothing.
-
-This module also detects problems that need no comparison: unseen time of a step (:class:`Unseen`) and problems of a
-study (:class:`StudyProblem`).
+Each reader (report, ``whatif``, advice) asks :func:`barred` before it states a verdict or a prediction. The order of
+:data:`RULES` is the precedence: the first doubt that bars a claim is the cause. Most bar nothing. Also detects unseen
+time of a step (:class:`Unseen`) and problems of a study (:class:`StudyProblem`).
 """
 
 from __future__ import annotations
@@ -70,30 +67,23 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True)
 class Remedy:
-    """Action that would settle a doubt.
-
-    ``blocks`` and ``steps`` (per block): estimated numbers to run; None if unknown.
-    """
+    """Action that would settle a doubt."""
 
     kind: RemedyKind
-    blocks: int | None = None
-    steps: int | None = None
+    blocks: int | None = None  # estimated number to run; None: unknown
+    steps: int | None = None  # estimated number per block; None: unknown
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """One reason to doubt figures of ``arms``; :func:`doubt` makes it.
-
-    ``share``: its size in the unit of its rule; None if it has no size.
-    ``where``: place, key or fact concerned. ``cores``: (used by other processes, all cores).
-    """
+    """One reason to doubt figures of ``arms``; :func:`doubt` makes it."""
 
     kind: DoubtKind
     arms: tuple[str, ...] = ()
-    share: float | None = None
+    share: float | None = None  # its size in the unit of its rule; None if it has no size
     remedy: Remedy | None = None
-    where: str = ""
-    cores: tuple[float, float] | None = None
+    where: str = ""  # place, key or fact concerned
+    cores: tuple[float, float] | None = None  # (used by other processes, all cores)
 
     @property
     def bars(self) -> Bars:
@@ -103,17 +93,13 @@ class Doubt:
 
 @dataclass(frozen=True)
 class DoubtRule:
-    """Rule of one kind of doubt; the order of :data:`RULES` is the precedence.
-
-    ``applies``: condition, as a sentence for the documentation. ``bars``: kind of claims that the doubt bars.
-    ``remedy``: the default. ``unit``: of ``Doubt.share``.
-    """
+    """Rule of one kind of doubt; the order of :data:`RULES` is the precedence."""
 
     kind: DoubtKind
-    applies: str
-    bars: Bars
-    remedy: RemedyKind | None = None
-    unit: str = ""
+    applies: str  # condition, as a sentence for the documentation
+    bars: Bars  # kind of claims that it bars
+    remedy: RemedyKind | None = None  # default remedy
+    unit: str = ""  # unit of ``Doubt.share``
 
 
 RULES = (
@@ -204,24 +190,18 @@ def doubt(
     cores: tuple[float, float] | None = None,
     remedy: RemedyKind | None = None,
 ) -> Doubt:
-    """Return a doubt of this kind about ``arms``. ``share``, ``where``, ``cores``: see :class:`Doubt`.
-
-    ``remedy``: replaces the default of the kind's rule. ``blocks``, ``steps``: see :class:`Remedy`.
-    """
+    """Return a doubt about ``arms``, see :class:`Doubt`, :class:`Remedy`. ``remedy``: instead of the rule's default."""
     action = remedy or RULE_OF[kind].remedy
     return Doubt(kind, arms, share, None if action is None else Remedy(action, blocks, steps), where, cores)
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """Time of an attached program that no timer explains: shares of the measured steps' time, means over blocks.
+    """Time of an attached program that no timer explains: shares of measured steps, means over blocks."""
 
-    ``blocked``: time blocked outside of all timers, mostly at ``place``. ``waiting``: time without a core.
-    """
-
-    blocked: float = 0.0
+    blocked: float = 0.0  # time blocked outside of all timers, mostly at ``place``
     place: str | None = None
-    waiting: float = 0.0
+    waiting: float = 0.0  # time ready to run without a core
     device: bool = False  # An asynchronous device computed, so the cost of the host's waits there is unknown.
     ranks: int = 1  # If ranks wait for one another, the gain of one rank cannot be computed from its own steps.
     # share of the time waiting across the end of an epoch, or for the first batch of a restarted loader
@@ -237,10 +217,7 @@ class Unseen:
     evaluating: float = 0.0  # share of the time of dropped and measured steps
 
     def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
-        """Return the doubts about unseen time, most important first. ``arm``: its name, for the doubts.
-
-        ``recorded``: True if the work of one stream of the device was recorded.
-        """
+        """Return the doubts, most important first. ``recorded``: the work of one stream of the device was recorded."""
         arms = (arm,) if arm else ()
         entries = []
         if self.waiting > CORE_WAIT_SHARE_MAX:
@@ -297,10 +274,7 @@ def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
 
 
 def _place(facts: Sequence[RunFacts], blocked: float) -> str | None:
-    """Return the place with most of the blocked time: a sampled line, or else the place that the agent noted.
-
-    The line counts if it took at least half of the share ``blocked``. None if neither is known.
-    """
+    """Return the sampled line with at least half of ``blocked``, else the place that the agent noted, or None."""
     sampled = [cause for cause in slow_causes(facts) if cause.kind == CODE and not cause.phase and cause.place]
     costliest = max(sampled, key=lambda cause: cause.spent_share, default=None)
     if costliest is not None and costliest.spent_share >= blocked / 2:
@@ -366,10 +340,7 @@ def study_problems(
     ledgers: Mapping[str, Mapping[int, RunLedger]],
     blocks: int,
 ) -> tuple[StudyProblem, ...]:
-    """Return the problems of ``study``, most important first: runs that failed or are missing, and distorted figures.
-
-    ``records``: all runs, by arm. ``ledgers``: measured runs, by arm and block. ``blocks``: number of finished blocks.
-    """
+    """Return failed or missing runs and distorted figures, most important first. ``blocks``: finished ones."""
     problems = []
     profiled = {arm.name for arm in arms if arm.control == PROFILED}
     names = {arm.name for arm in study.arms}
@@ -428,10 +399,7 @@ def _planned(
 def _diverged(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> list[StudyProblem]:
-    """Return a problem for each diverged arm outside of all comparisons.
-
-    A control is skipped if its arm diverged too.
-    """
+    """Return a problem for each diverged arm outside of all comparisons, but not for its control as well."""
     times = {name: sum(run.diverged for run in group.values()) for name, group in ledgers.items()}
     compared = {name for pair in study.comparisons for name in (pair.baseline, pair.candidate)}
     return [
@@ -444,10 +412,7 @@ def _diverged(
 def _lead(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> Iterator[StudyProblem]:
-    """Yield a problem for each arm that was faster than it can sustain, because it used up prefetched batches.
-
-    An A/A control is skipped if its arm did so too.
-    """
+    """Yield a problem for each arm (but not its control too) that was faster than it can sustain: used-up batches."""
     uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
     affected = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
     for arm in arms:

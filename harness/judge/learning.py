@@ -25,14 +25,11 @@ Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 @dataclass(frozen=True)
 class ChoicePass:
-    """One pass over multiple-choice questions after ``step``. ``acc*``: shares of ``questions`` answered correctly.
-
-    The four shares score answers differently. NaN if the model diverged, None if unknown.
-    """
+    """One pass over multiple-choice questions after ``step``: shares answered correctly by four scores."""
 
     step: int
     questions: int | None
-    acc: float | None
+    acc: float | None  # like the other three: NaN if the model diverged, None if unknown
     acc_norm: float | None
     acc_bytes: float | None
     acc_tokens: float | None
@@ -57,10 +54,7 @@ def choice_passes(run: RunData) -> tuple[ChoicePass, ...]:
 
 
 def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
-    """Return the median of the share ``name`` (such as "acc") over ``passes``, one pass per run.
-
-    None if it is unknown for any, if a run diverged, or without passes.
-    """
+    """Return the median of share ``name`` ("acc") over one pass per run; None if any is unknown or diverged."""
     values = [getattr(entry, name) for entry in passes]
     if not values or any(share is None or not math.isfinite(share) for share in values):
         return None
@@ -71,14 +65,11 @@ def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
 
 @dataclass(frozen=True)
 class RunCurves:
-    """Loss curves of one run, and its evaluation.
-
-    ``training`` is thinned to :data:`CURVE_POINTS_MAX` points; ``validation`` has every pass, even of a diverged model.
-    """
+    """Loss curves of one run, and its evaluation."""
 
     block: int
-    training: Curve
-    validation: Curve
+    training: Curve  # thinned to :data:`CURVE_POINTS_MAX` points
+    validation: Curve  # every pass, even of a diverged model
     accuracy: float | None  # accuracy of the last pass, for a masked-LM objective
     evaluate_s: float  # seconds of all passes
     steps_s: float  # seconds of all steps, including warm-up steps
@@ -145,10 +136,7 @@ class ArmCurves:
 
 @dataclass(frozen=True)
 class LossDifference:
-    """First loss at which baseline and candidate differ (same block and step).
-
-    ``largest``: largest relative difference over all common steps of all blocks.
-    """
+    """First loss at which baseline and candidate differ (same block and step)."""
 
     of: Literal["training", "validation"]
     block: int
@@ -160,17 +148,14 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class CurvesCompared:
-    """Agreement of two arms' losses at their common steps.
-
-    ``difference``: None if all are equal floats, or NaN in both.
-    """
+    """Agreement of two arms' losses at their common steps."""
 
     baseline: str
     candidate: str
     blocks: int
     training: int  # number of compared training losses
     validation: int
-    difference: LossDifference | None
+    difference: LossDifference | None  # None: all are equal floats, or NaN in both
     not_finite: int = 0  # number of compared losses that are NaN or infinite in either arm
     alone: tuple[int, int] = (0, 0)  # numbers of losses at steps that the other arm lacks, (baseline, candidate)
 
@@ -204,11 +189,7 @@ class Learning:
 def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
-    """Return the curves of all arms that were evaluated; None if no run was evaluated.
-
-    ``runs``: of each arm, in the order of blocks.
-    ``one_training``: the blocks of an arm are parts of one training, so they form one curve.
-    """
+    """Return the curves of the arms that were evaluated, or None. ``one_training``: an arm's blocks form one curve."""
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
         ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))
@@ -236,10 +217,7 @@ def _passes(run: RunData) -> Curve:
 
 
 def _joined(parts: Sequence[RunCurves]) -> RunCurves:
-    """Return the runs that are parts of one training, as one run.
-
-    If a step was repeated after a failure, the last value counts.
-    """
+    """Return parts of one training as one run. The last value of a step repeated after a failure counts."""
     accuracies = [part.accuracy for part in parts if part.validation]
     return RunCurves(
         parts[0].block,

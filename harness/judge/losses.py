@@ -1,7 +1,4 @@
-"""Compare the losses of two arms: a faster run that trains something else, or nothing, is no gain.
-
-Also find when an arm reaches a target loss (:func:`learned`).
-"""
+"""Compare losses: a faster run that trains something else is no gain. Also find when an arm reaches a target loss."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ class Losses:
     If no block has comparable runs, each loss is that of the arm's own last measured steps.
 
     - ``diverged``: arms with a loss that was NaN or infinite at any measured step, or rose far above its start.
-    - ``differ``: True if the losses differ clearly, or by more than the A/A control, kernel rounding and block scatter.
+    - ``differ``: the losses differ clearly, or by more than the A/A control, kernel rounding and block scatter.
     - ``tokens_ratio``: trained tokens per step, candidate / baseline. If it is not 1, losses at one step may differ.
-    - ``some_blocks``: (blocks whose losses clearly differ, all blocks); None if not found. The losses are then those of
-      these blocks. One such block may be chance, so it does not set ``differ``.
+    - ``some_blocks``: (blocks that clearly differ, whose losses these are; all blocks); one may be chance: not
+    ``differ``.
     """
 
     baseline: float | None = None
@@ -47,10 +44,9 @@ class Losses:
 
     @property
     def _explained(self) -> bool:
-        """True if the ratio of tokens explains the difference, because more tokens per step lower the loss at one step.
+        """True without losses, or if the difference is explained: more tokens per step lower the loss at one step.
 
-        Also True without losses. If the arm with more tokens has the higher loss, little is explained.
-        The limit is then :data:`OTHER_DOCUMENTS_WITHIN`.
+        If the arm with more tokens has the higher loss, the limit is :data:`OTHER_DOCUMENTS_WITHIN`.
         """
         if self.baseline is None or self.candidate is None:
             return True
@@ -63,9 +59,8 @@ class Losses:
 def explained_by(tokens_ratio: float) -> float:
     """Return the largest relative loss difference at the same step that different tokens per step explain.
 
-    ``tokens_ratio``: tokens per step, candidate / baseline.
     Losses fall as a power of the tokens, with an exponent below :data:`LOSS_EXPONENT_MAX` (Kaplan et al. 2020; Hoffmann
-    et al. 2022). So they differ by at most this exponent times the logarithm of the ratio.
+    et al. 2022): the limit is this exponent x the logarithm of ``tokens_ratio`` (candidate / baseline).
     """
     if tokens_ratio <= 0:
         return policy.LOSSES_EXPLAINED_MAX
@@ -75,17 +70,9 @@ def explained_by(tokens_ratio: float) -> float:
 
 
 def compare_losses(
-    names: tuple[str, str],
-    baseline: Blocks,
-    candidate: Blocks,
-    control: Blocks,
-    *,
-    tokens_ratio: float = 1.0,
+    names: tuple[str, str], baseline: Blocks, candidate: Blocks, control: Blocks, *, tokens_ratio: float = 1.0
 ) -> Losses:
-    """Return the losses of both arms, and whether they diverged or differ.
-
-    ``control``: runs of the baseline's A/A control, or empty. ``tokens_ratio``: see :class:`Losses`.
-    """
+    """Return both arms' losses, and if they diverged or differ. ``control``: the baseline's A/A runs, or empty."""
     diverged = tuple(
         name
         for name, runs in zip(names, (baseline, candidate), strict=True)
@@ -109,10 +96,7 @@ def compare_losses(
 
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
-    """Return both arms' shares of repeated rows among equally many rows; None if they agree or are unknown.
-
-    Only runs without a loss record repeated rows: in other runs the loss shows what they trained on.
-    """
+    """Return both arms' shares of repeated rows among equally many; None if they agree or are not recorded."""
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
     if last < 0 or (rows := 2**last) < policy.ROWS_COMPARED_MIN:
@@ -130,10 +114,7 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
 
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
-    """Return (baseline, other) losses by block, for the steps that both runs trained.
-
-    Warm-up steps train too, and arms with more workers have more of them, so only common steps are comparable.
-    """
+    """Return (baseline, other) losses by block over steps that both trained, as numbers of warm-up steps differ."""
     pairs = (
         at_common_steps(baseline[block].losses, other[block].losses)
         for block in sorted(set(baseline) & set(other))
@@ -146,9 +127,8 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
     """Return True if the losses in ``pairs`` differ by more than those of the baseline and its A/A ``control``.
 
     Either their median certainly does, or every pair does by more than any block of the control, in one direction.
-    By chance, equal arms do the latter in 1 of 80 comparisons of three blocks, the minimum.
-    One of C(6, 3) = 20 orders of six sizes has this pattern, with equal signs in one of four cases.
-    The control is read only if needed.
+    Chance of the latter with three blocks, the minimum: 1 of 80 (one of C(6, 3) = 20 orders, with equal signs in 1 of
+    4).
     """
     difference = _difference(pairs)
     if difference is None or difference.ci_low is None or difference.ci_high is None:  # too few blocks
@@ -174,10 +154,7 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
-    """Return the ``pairs`` of losses that differ clearly, each judged alone, and far beyond the A/A ``control``.
-
-    Empty without a control.
-    """
+    """Return the ``pairs`` that differ clearly, each alone, and far beyond the A/A ``control``; none without it."""
     far = [
         (base, candidate)
         for base, candidate in pairs
@@ -202,22 +179,19 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
 class Learned:
     """Training result of one arm. None: not measured, or target not reached.
 
-    ``loss``: after the last step; None if a run diverged.
-    ``steps``, ``tokens``: trained until the loss reached ``target``, medians over all ``runs``.
-    A run that did not reach it counts as later than any other.
-    So a median exists if most runs reached the target, and an interval if all did.
-    ``trained_steps``: of the shortest run, including warm-up steps because they train too.
+    ``steps``, ``tokens``: trained until the loss reached ``target``, medians over ``runs``. A run that did not reach it
+    counts as later than any other: a median exists if most reached it, an interval if all did.
     """
 
     arm: str
     target: float
-    loss: Estimate | None
+    loss: Estimate | None  # after the last step; None if a run diverged
     steps: Estimate | None
     tokens: float | None
     seconds: float | None  # for ``steps``, at the arm's typical step time
     reached: int
     runs: int
-    trained_steps: int | None
+    trained_steps: int | None  # steps of the shortest run, including warm-up steps
     peak_memory_bytes: float | None  # resident memory of the processes, median over runs
     peak_device_bytes: float | None
     left: int = 0  # runs that reached the target but ended above it, by chance or because they diverged
@@ -234,11 +208,7 @@ def learned(
     step_ms: float | None,
     failed: int = 0,
 ) -> Learned:
-    """Return when one arm reached the ``target`` loss, and its last loss.
-
-    ``runs``: finished ones, by block. ``records``: of these runs. ``failed``: number of other runs.
-    ``tokens_per_step`` and ``step_ms``: convert steps to tokens and seconds; None if unknown.
-    """
+    """Return when and how often an arm reached the ``target`` loss. ``failed``: number of runs not among ``runs``."""
     curves = [curve for run in runs.values() if len((curve := run.losses.recorded())[0])]
     last = [float(losses[-LOSS_STEPS:].mean()) for _, losses in curves]
     first = [steps_to(target, steps, losses) for steps, losses in curves]
@@ -263,10 +233,7 @@ def learned(
 
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
-    """Return the median over runs of the steps to the target; None if at least half of the runs never reached it.
-
-    It has an interval only if all runs reached it.
-    """
+    """Return the median of steps to the target; None if half never reached it; an interval only if all did."""
     if all(count is not None for count in first):
         return from_amounts([float(count) for count in first if count is not None])
     middle = median(math.inf if count is None else count for count in first)
@@ -274,10 +241,7 @@ def _steps(first: Sequence[int | None]) -> Estimate | None:
 
 
 def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """Return the number of steps until a mean of :data:`LOSS_STEPS` losses reaches ``target``; None if it never does.
-
-    ``steps`` and ``losses``: of one run, in order. A mean that includes NaN does not reach it.
-    """
+    """Return the steps until a mean of :data:`LOSS_STEPS` losses (none NaN) reaches ``target``, or None."""
     if len(losses) < LOSS_STEPS:
         return None
     means = np.lib.stride_tricks.sliding_window_view(losses, LOSS_STEPS).mean(axis=1)

@@ -1,6 +1,6 @@
-"""Define every number of this room that affects a report: value, unit, reason, guarding test.
+"""Define every number of this room that affects a report: value, unit, reason, test. Shares are fractions of 1.
 
-Shares are fractions of 1. Names end in MIN or MAX for bounds, and in WITHIN if smaller differences count as none.
+Names end in MIN or MAX for bounds, and in WITHIN if smaller differences count as none.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 UNSEEN_SHARE_MAX = 0.10
 """Share of the time. Above it, unrecorded time may hide a wait for data. tests/harness/judge/test_policy.py"""
 CORE_WAIT_SHARE_MAX = 0.10
-"""Share of the time. Above it, times depend more on other processes than on the program.
-tests/harness/judge/test_policy.py"""
+"""Share of the time. Above it, times depend on other processes, not the program. tests/harness/judge/test_policy.py"""
 RESTART_SHARE_MAX = 0.01
 """Share of the time. Above it, a replay of other loader settings is wrong. tests/harness/judge/test_policy.py"""
 
@@ -20,63 +19,47 @@ ENDED_COST_MIN = 0.9
 DIAGNOSED_SHARE_MIN = 0.10
 """Share of a step by the clock. A smaller part does not bound a program. tests/harness/judge/test_diagnosis.py"""
 BUSY_CORES_MIN = 0.5
-"""Cores. If the program's own threads and processes use fewer, they do not crowd it.
-tests/harness/judge/test_diagnosis.py"""
+"""Cores. A program whose own threads and processes use fewer is not crowded. tests/harness/judge/test_diagnosis.py"""
 NOISY_SHARE_MIN = 0.25
-"""Share of a step. From here on, a cost is reported even if its interval includes 0.
-tests/harness/judge/test_diagnosis.py"""
+"""Share of a step. Such a cost is reported even if its interval includes 0. tests/harness/judge/test_diagnosis.py"""
 FINDING_SHARE_MIN = 0.05
-"""Share of a step without waits for a core that others cause. A smaller cost is not a finding.
-tests/harness/judge/test_diagnosis.py"""
+"""Share of a step without waits for a core. A smaller cost is not a finding. tests/harness/judge/test_diagnosis.py"""
 HANDOVER_SHARE_MIN = 0.1
-"""Share of a step. Handing a batch over takes time whatever is in it, so a smaller share has no remedy.
-tests/harness/judge/test_diagnosis.py"""
+"""Share of a step. A smaller hand-over of batches has no remedy. tests/harness/judge/test_diagnosis.py"""
 EXCHANGE_SHARE_MIN = 0.5
-"""Share of the waits for ranks. If no rank avoids more, no late rank causes them.
-tests/harness/judge/test_diagnosis.py"""
+"""Share of the waits for ranks. If none avoids more, no late rank causes them. tests/harness/judge/test_diagnosis.py"""
 COMPUTE_SHARE_MIN = 0.5
-"""Share of a step by the clock. From here on, forward, backward and optimizer bound a program.
-tests/harness/judge/test_diagnosis.py"""
+"""Share of a step. From here on, forward, backward and optimizer bound it. tests/harness/judge/test_diagnosis.py"""
 
 # Verdicts.
 ENOUGH_BLOCKS = 5
-"""Blocks to recommend: the minimum for an interval about as narrow as the data allow.
-tests/harness/judge/test_policy.py"""
+"""Blocks to recommend: the least for an interval as narrow as the data allow. tests/harness/judge/test_policy.py"""
 BLOCKS_ASKED_MAX = 100
 """Blocks. A larger study is not a practical remedy. tests/harness/judge/test_policy.py"""
 CONTROL_APART_MIN = 0.005
-"""Share of the speed. An A/A control that certainly differs by more is not equal to its arm.
-tests/harness/judge/test_policy.py"""
+"""Share of the speed. An A/A control that certainly differs by more is not equal. tests/harness/judge/test_policy.py"""
 COARSE_RESOLUTION = 0.1
-"""Share of the speed. A study that cannot detect this cannot conclude "no difference".
-tests/harness/judge/test_verdicts.py"""
+"""Share of the speed. A study that cannot detect it never says "no difference". tests/harness/judge/test_verdicts.py"""
 USELESS_RATIO = 2.0
 """Speed ratio. An interval that includes it and its inverse shows nothing. tests/harness/judge/test_policy.py"""
 USELESS_FLOOR = 1.0
-"""Share of the speed. At this noise floor, one program may seem twice as fast as itself.
-tests/harness/judge/test_policy.py"""
+"""Share of the speed. At this noise floor, a program may seem twice as fast. tests/harness/judge/test_policy.py"""
 
 # Figures of a comparison.
 SAME_TOKENS_WITHIN = 0.01
-"""Share of the tokens in a step. Different batches of equal lengths differ by less.
-tests/harness/judge/test_policy.py"""
+"""Share of the tokens in a step. Other batches of equal lengths differ by less. tests/harness/judge/test_policy.py"""
 CONTROL_POSITIONS_WITHIN = 0.03
-"""Share of the positions in a step. Within it, the batches of an ideal-data control represent all.
-tests/harness/judge/test_policy.py"""
+"""Share of the positions in a step by which an ideal-data control may differ. tests/harness/judge/test_policy.py"""
 CEILING_INTERVAL_MAX = 1.5
-"""Upper / lower end. A control with a wider interval does not contradict the replay.
-tests/harness/judge/test_policy.py"""
+"""Upper / lower end. A control with a wider one does not contradict the replay. tests/harness/judge/test_policy.py"""
 CEILINGS_WITHIN = 0.05
-"""Share of the speed. Within it, control and replay count as one figure for the ceiling.
-tests/harness/judge/test_policy.py"""
+"""Share of the speed. Within it, control and replay give one ceiling. tests/harness/judge/test_policy.py"""
 WITNESSES_WITHIN = 0.01
-"""Share of the speed. Repeated steps have intervals of almost no width, and agree within this.
-tests/harness/judge/test_policy.py"""
+"""Share of the speed. Figures of repeated steps agree within this. tests/harness/judge/test_policy.py"""
 TOTAL_APART_MIN = 0.01
 """Share of the ratio. Long steps that change it by less change no decision. tests/harness/judge/test_policy.py"""
 DRIFT_STEPS_MIN = 16
-"""Steps of a run with one repetition. Halves of a shorter run have too few steps for a mean.
-tests/harness/judge/test_policy.py"""
+"""Steps of a run with one repetition. Halves of fewer have no usable mean. tests/harness/judge/test_policy.py"""
 DRIFT_MIN = 0.03
 """Share of the speed, first to last repetition. Clocks and caches settle by less. tests/harness/judge/test_policy.py"""
 HORIZON_EPOCHS = 2
@@ -88,25 +71,21 @@ UNEVEN_APART_MIN = 0.02
 UNEVEN_BLOCKS_MIN = 2
 """Blocks of a kind. A single block that waits for long shows in the mean. tests/harness/judge/test_policy.py"""
 UNEVEN_KIND_RATIO = 0.5
-"""Times the wait of the other kind. Blocks that wait less than that are of another kind.
-tests/harness/judge/test_policy.py"""
+"""Times the wait of the other kind. Blocks that wait less are of another kind. tests/harness/judge/test_policy.py"""
 
 # Undeclared differences between arms.
 OTHER_CORES_MAX = 0.1
 """Cores. A smaller load by other processes has no measurable effect. tests/harness/judge/test_policy.py"""
 USEFUL_TOKENS_WITHIN = 0.01
-"""Fraction of the share of trained tokens. Different documents change it by less.
-tests/harness/judge/test_confounds.py"""
+"""Fraction of the trained share. Different documents change it by less. tests/harness/judge/test_confounds.py"""
 BLOCK_STEPS_WITHIN = 0.1
-"""Share of the steps in a block. Rounding to whole repetitions moves them by less.
-tests/harness/judge/test_policy.py"""
+"""Share of the steps in a block. Rounding to repetitions moves them by less. tests/harness/judge/test_policy.py"""
 MEMORY_SIZE_WITHIN = 0.05
 """Share of the machine's memory. Each kernel keeps a few pages more or less. tests/harness/judge/test_policy.py"""
 
 # Losses.
 LOSS_EXPONENT_MAX = 0.5
-"""Exponent of losses in tokens. Published ones are 0.095 (Kaplan) and 0.28 (Hoffmann).
-tests/harness/judge/test_losses.py"""
+"""Exponent of losses in tokens. Published: 0.095 (Kaplan), 0.28 (Hoffmann). tests/harness/judge/test_losses.py"""
 LOSSES_WITHIN = 0.01
 """Share of the loss. Rounding in different kernels changes it by less. tests/harness/judge/test_policy.py"""
 LOSSES_EXPLAINED_MAX = 0.5
@@ -114,27 +93,23 @@ LOSSES_EXPLAINED_MAX = 0.5
 OTHER_DOCUMENTS_WITHIN = 0.03
 """Share of the loss. Steps of different sizes end at different documents. tests/harness/judge/test_policy.py"""
 LOSS_CONFIDENCE = 0.99
-"""Level of the interval of a difference. At 0.95, chance would bar one comparison in twenty.
-tests/harness/judge/test_losses.py"""
+"""Level of a difference's interval. 0.95 would bar one comparison in twenty. tests/harness/judge/test_losses.py"""
 LOSSES_CLEARLY_APART = 0.1
 """Share of the loss, between medians. Failed trainings scatter so much that their interval includes any value.
 tests/harness/judge/test_losses.py"""
 LOSSES_BEYOND_CONTROL = 3.0
-"""Multiple of the A/A control's largest difference. A larger one means another training result.
-tests/harness/judge/test_losses.py"""
+"""Multiple of the A/A control's largest difference. Beyond it, training differs. tests/harness/judge/test_losses.py"""
 BLOCKS_APART_MIN = 2
 """Blocks. A loss may rise in one of them by chance. tests/harness/judge/test_losses.py"""
 
 ROWS_COMPARED_MIN = 32
 """Rows of a run. Among fewer, two equal documents are a large share. tests/harness/judge/test_losses.py"""
 REPEATED_ROWS_WITHIN = 0.05
-"""Share of the rows. Different orders of one corpus meet its duplicates at different times.
-tests/harness/judge/test_losses.py"""
+"""Share of the rows. Orders of one corpus meet its duplicates at other times. tests/harness/judge/test_losses.py"""
 
 # Scaling over ranks.
 SAME_BATCH_WITHIN = 0.1
-"""Share of the tokens in a global batch. Batches of different documents differ by less.
-tests/harness/judge/test_policy.py"""
+"""Share of a global batch's tokens. Other documents change them by less. tests/harness/judge/test_policy.py"""
 LOSS_FALL_ERRORS = 4.0
 """Standard errors. A loss that fell by less reached its target by chance. tests/harness/judge/test_scaling.py"""
 LOSS_WINDOW_SHARE = 0.1
@@ -156,11 +131,9 @@ AS_GOOD_WITHIN = 0.01
 COSTED_STEPS = 20
 """Steps that are measured of each arm: step 0, and enough for an interval. tests/harness/judge/test_policy.py"""
 WORST_OF_STEPS = 10
-"""Number of last steps whose slowest is the worst case. Earlier ones may still warm up.
-tests/harness/judge/test_cost.py"""
+"""Number of last steps whose slowest is the worst case, after warm-up. tests/harness/judge/test_cost.py"""
 COSTED_LONG_RATIO = 1.5
-"""Times the median step. Longer steps before the first usual one belong to the start.
-tests/harness/judge/test_cost.py"""
+"""Times the median step. Longer steps before the first usual one are start. tests/harness/judge/test_cost.py"""
 STEPS_AFTER_CHECKPOINT = 5
 """Steps that show the cost of a concurrent checkpoint write. tests/harness/judge/test_policy.py"""
 
@@ -170,8 +143,7 @@ READINGS_MISSED_MAX = 0.01
 QUOTA_THROTTLED_MIN = 0.01
 """Share of the quota's periods. tests/harness/judge/test_policy.py"""
 CORE_DELAY_MIN = 0.05
-"""Seconds per second in which threads waited for a core. Any scheduler delays by less.
-tests/harness/judge/test_policy.py"""
+"""Seconds per second in which threads waited for a core. Schedulers cause less. tests/harness/judge/test_policy.py"""
 FAULTS_PER_S_MIN = 1.0
 """Major page faults per second. Late reads of start-up code cause fewer. tests/harness/judge/test_policy.py"""
 DISK_BYTES_PER_S_MIN = 2**20
@@ -185,8 +157,7 @@ MEMORY_LIMIT_NEAR = 0.9
 OTHERS_WINDOW_S = 0.5
 """Seconds. The kernel counts in ticks of 10 ms, which are then 2 % of a core. tests/harness/judge/test_policy.py"""
 UNCOUNTED_CPU_MAX = 0.1
-"""Share of the run's own CPU time. Above it the kernel did not count all processes.
-tests/harness/judge/test_policy.py"""
+"""Share of the run's CPU time. Above it the kernel missed processes. tests/harness/judge/test_policy.py"""
 
 # GPUs.
 GPU_THROTTLED_MIN = 0.01
@@ -194,8 +165,7 @@ GPU_THROTTLED_MIN = 0.01
 CLOCK_FALL_MIN = 0.03
 """Share of the clock. A governor moves it by less. tests/harness/explain/probes/test_device_health.py"""
 CLOCK_PARTS = 4
-"""Parts of a run, in time, whose median clocks are compared: one odd sample decides nothing.
-tests/harness/explain/probes/test_device_health.py"""
+"""Parts of a run whose median clocks are compared. tests/harness/explain/probes/test_device_health.py"""
 SM_CLOCKS_WITHIN = 0.01
 """Share of the mean clock, between two arms or two studies. tests/harness/judge/test_policy.py"""
 THROTTLED_APART_MAX = 0.05
@@ -203,8 +173,6 @@ THROTTLED_APART_MAX = 0.05
 GPU_SAMPLES_MIN = 3
 """Samples of a card. Fewer are no mean. tests/harness/judge/test_policy.py"""
 PROFILED_STEP_RATIO_MAX = 1.1
-"""Times the typical step. Kernels of a profiled step that take longer are of another kind of step.
-tests/harness/judge/test_policy.py"""
+"""Times the typical step. Longer profiled kernels are of another step. tests/harness/judge/test_policy.py"""
 COLUMNS_SHARE = 0.5
-"""Share of the padding. If more is in columns of padding alone, a shorter batch is the remedy.
-tests/harness/show/test_policy.py"""
+"""Share of the padding. If columns of padding have more, a shorter batch helps. tests/harness/show/test_policy.py"""

@@ -1,8 +1,7 @@
 """Explain arms and comparisons by replays, spans and slowdown injections, and decide what a replay may predict.
 
-Some arms cannot be replayed (:func:`refusal`), because too much of their time was not recorded. For others some changes
-are barred (:func:`bar_of`), because the recording does not show what they depend on. Advice, ``harness whatif`` and the
-scenario's table report the doubts of :func:`edit_doubts`.
+Refused: arms with too much unrecorded time (:func:`refusal`), and changes that depend on what the recording does not
+show (:func:`bar_of`). Advice, ``harness whatif`` and the scenario's table report :func:`edit_doubts`.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ from trainer.json_types import objects
 
 
 def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
-    """Return the remedy for too few blocks: "finish the study" if that gives enough blocks, else "more blocks".
-
-    Studies of programs and of two states of the code cannot be resumed (``harness.launch.study.read_resumable``).
-    """
+    """Return "finish the study" if it gives enough blocks and can resume (read_resumable), else "more blocks"."""
     resumable = study.scenario_file and not any(COMMAND in arm.declared or arm.code is not None for arm in study.arms)
     unfinished = study.status != "done" and study.blocks >= MIN_BLOCKS
     return "finish the study" if resumable and unfinished and not study.is_training else "more blocks"
@@ -88,10 +84,7 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
 
 
 def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:
-    """Yield the reasons not to recommend a change predicted by replay: a replay that is off, or too few blocks.
-
-    ``unedited``: prediction with the validation of the unedited replay. ``few_blocks``: remedy for too few blocks.
-    """
+    """Yield doubts about predicted changes: an ``unedited`` replay that is off, or too few blocks."""
     if not unedited.validation.within_tolerance:
         yield doubt("replay off", arm, share=unedited.validation.typical)
     if unedited.interval_from != "blocks":
@@ -101,9 +94,8 @@ def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "
 def serial_speedup(replays: Replays, found: Prediction) -> float | None:
     """Return the speed-up by edits if only one worker at a time gets the resource that its stages wait for.
 
-    None if no worker is added and no stage is removed, or if the result is equally fast.
-    Replay lets workers wait side by side. Here a step lasts as long as all stages of its batch wait.
-    It is no longer than measured: if several workers were recorded, their waits include those for one another.
+    A step then lasts as long as all stages of its batch wait, at most as measured. None if no worker is added and no
+    stage removed, or if it is equally fast: replay lets workers wait side by side.
     """
     removed = [name for name, edit in found.edits.stages.items() if edit.removes]
     more_workers = found.edits.workers is not None and found.edits.workers > replays.workers
@@ -115,10 +107,7 @@ def serial_speedup(replays: Replays, found: Prediction) -> float | None:
 
 
 def with_any_handover(replays: Replays, found: Prediction) -> Prediction:
-    """Return ``found`` with a wider interval if it predicts workers but none was recorded.
-
-    The cost of handing over batches is then uncertain.
-    """
+    """Return ``found`` with a wider interval if it predicts workers but recorded none: hand-over is uncertain."""
     if replays.workers or not found.edits.workers or "transfer" in found.edits.stages:
         return found
     costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
@@ -143,10 +132,7 @@ def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def is_serial(serial: float | None, least: float) -> bool:
-    """Return True if no speed-up beyond ``least`` (a fraction) remains when workers wait for one shared resource.
-
-    ``serial``: result of :func:`serial_speedup`.
-    """
+    """True if no speed-up above ``least`` (a fraction) remains in ``serial``, from :func:`serial_speedup`."""
     return serial is not None and serial - 1 <= max(least, REPLAY_ERROR_MAX)
 
 
@@ -158,8 +144,8 @@ def clears(speedup: Estimate, least: float) -> bool:
 def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | None, least: float) -> bool:
     """Return True if an arm's measurement contradicts the prediction: neither interval includes the other's median.
 
-    ``serial``: see :func:`serial_speedup`; it extends the predicted range. False without both intervals.
-    ``least``: the fraction by which two measurements of the same program may differ.
+    ``serial`` (:func:`serial_speedup`) extends the predicted range. False without both intervals. ``least``: fraction
+    by which measurements of the same program may differ.
     """
     if measured is None or None in (measured.ci_low, measured.ci_high, predicted.ci_low, predicted.ci_high):
         return False
@@ -203,10 +189,7 @@ class StudyRuns:
         return arm_floor(arm, self.all_blocks, self.controls, declared_floor(self.study))
 
     def alike(self, arm: str) -> Likeness | None:
-        """Return the similarity of neighbouring blocks in comparisons with an arm; it widens their intervals.
-
-        None without runs.
-        """
+        """Return the neighbouring blocks' similarity, which widens the arm's intervals; None without runs."""
         return alike_blocks(arm, self.all_blocks, self.controls)
 
     def tried_by(self, arm: str, edits: Edits) -> Sequence[str]:
@@ -215,10 +198,7 @@ class StudyRuns:
 
 
 def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate | None:
-    """Return the measured speed-up from the arm ``own`` to the arm ``other``, which has a change.
-
-    None if its steps have a different number of tokens, or if there is no useful interval.
-    """
+    """Return the measured speed-up from ``own`` to ``other``; None with other tokens per step or no useful interval."""
     positions = [per_step_of(blocks, "tokens") for blocks in (own, other)]
     if None not in positions and abs((positions[1] or 0.0) / (positions[0] or 1.0) - 1) > SAME_TOKENS_WITHIN:
         return None
@@ -227,14 +207,8 @@ def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate 
 
 
 def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
-    """Return all doubts about the prediction ``found`` for ``arm``, most important first.
-
-    Every report and command shows this same list.
-    """
-    doubts = [
-        *prediction_doubts(found, arm, few_blocks_remedy(among.study)),
-        *loader_doubts(among.runs[arm], replays),
-    ]
+    """Return all doubts about the prediction ``found``, most important first, for every report and command."""
+    doubts = [*prediction_doubts(found, arm, few_blocks_remedy(among.study)), *loader_doubts(among.runs[arm], replays)]
     gain_min = max(among.floor(arm) or 0.0, found.validation.typical, ADVISED_GAIN_MIN)
     edit_names, serial = ", ".join(found.edits.texts), serial_speedup(replays, found)
     if clears(found.speedup, gain_min) and is_serial(serial, gain_min):
@@ -247,11 +221,7 @@ def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction)
 
 
 def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Sequence[RunData]]) -> tuple[WhatIf, ...]:
-    """Return the comparison of the two arms ``names`` unedited, then under each of the scenario's what-if edits.
-
-    Empty if the scenario has no edits. ``runs``: by arm.
-    A candidate that already is the edited baseline (for example two ranks instead of one) checks the prediction.
-    """
+    """Return the comparison of two arms unedited, then under each what-if edit of the scenario; empty without any."""
     edit_list = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
     among = StudyRuns(study, runs)
     return tuple(_whatif(among, names, edits) for edits in (Edits(), *edit_list)) if edit_list else ()
@@ -284,10 +254,7 @@ def _whatif(among: StudyRuns, names: tuple[str, str], edits: Edits) -> WhatIf:
 
 
 def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | None, tuple[Doubt, ...]]:
-    """Return the prediction for an arm and its doubts. The prediction is None if a doubt bars it.
-
-    Raises ReplayError if the runs cannot be replayed.
-    """
+    """Return an arm's prediction (None if a doubt bars it) and doubts. Raises ReplayError if it has no replay."""
     arm_runs = among.runs.get(arm, ())
     if arm_runs and (reason := refusal(arm_runs)) is not None:
         return None, (reason,)
@@ -408,11 +375,7 @@ def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...
 def _data_replaced(
     names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
 ) -> PredictedRatio | Absent:
-    """Return the ratio predicted by replay of the baseline's steps with the loader of the candidate.
-
-    The loader is that of the candidate's data-only control, so the candidate need not be trained.
-    Absent with the reason if the replay is not possible.
-    """
+    """Return the ratio by replay of the baseline with the loader of the candidate's data-only control, or Absent."""
     baseline, candidate = names
     if (reason := _not_replayable(names, runs)) is not None:
         return reason
@@ -448,10 +411,7 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
 def _in_measure(
     names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
 ) -> Estimate | None:
-    """Return the predicted speed-up in the comparison's unit: times the ratio of tokens per step, block by block.
-
-    None if no block has both.
-    """
+    """Return the predicted speed-up x the ratio of tokens per step, by block; None without a common block."""
     name: Literal["trained_tokens", "tokens"] | None = None
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"

@@ -1,7 +1,4 @@
-"""Define the records that the analysis of a study returns: one for the study, for each arm and for each comparison.
-
-Each record contains the records of its stages: totals of ledgers first, then results of spans, doses and replays.
-"""
+"""Define the records that the analysis of a study returns: one for the study, for each arm and for each comparison."""
 
 from __future__ import annotations
 
@@ -77,10 +74,7 @@ class ArmTotals:
 
     @property
     def mean_step_ms(self) -> float | None:
-        """Mean of the measured steps in ms, equal to the sum of the phases; None without steps.
-
-        A few long steps separate it from the median.
-        """
+        """Mean measured step in ms, the sum of the phases; a few long steps separate it from the median."""
         return sum(self.phase_ms.values()) or (None if self.step_ms is None else self.step_ms.median)
 
     @property
@@ -118,10 +112,7 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ArmExplained:
-    """Blocking calls, slowdown injections and replays of an arm.
-
-    None: it cannot be replayed, or has no such control.
-    """
+    """Blocking calls, slowdown injections and replays of an arm. None: no replay is possible, or no such control."""
 
     syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: step time of the unedited replay / measured - 1
@@ -155,18 +146,14 @@ DiagnosisRemedy = Literal[
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding about the wall clock of an attached program: its cost and remedy.
-
-    ``saving``: speed-up of a step without this cost; None if unknown, or if no later step has the cost.
-    ``at_most``: True if the saving is an upper bound.
-    """
+    """One finding about the wall clock of an attached program: its cost and remedy."""
 
     kind: DiagnosisKind
     name: str  # stage, phase or place of its largest part
     ms: Estimate  # per step
     share: float  # fraction of a step without waits for a core; for such waits, of the whole step
-    saving: Estimate | None
-    at_most: bool
+    saving: Estimate | None  # speed-up without this cost; None: unknown, or no later step has it
+    at_most: bool  # True if the saving is an upper bound
     remedy: DiagnosisRemedy  # "advice": use the replay's recommendation
     part: StepPart  # its largest part
     share_of_part: float = 1.0  # share of its largest part in ``ms``
@@ -224,10 +211,7 @@ class ArmReport:
 
     @property
     def waiting(self) -> float:
-        """Share of the time (0 to 1) in which the main thread of an attached program waited for a core.
-
-        The larger of its share in ``parts`` and the mean over runs, which differ if few blocks waited most.
-        """
+        """Share (0 to 1) of the main thread's wait for a core: in ``parts``, or mean over runs if larger."""
         waits = sum(part.share for part in self.parts if part.kind == "core")
         return waits if self.unseen is None else max(waits, self.unseen.waiting)
 
@@ -239,15 +223,12 @@ class ArmReport:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's.
-
-    The baseline's figures are also set if the candidate cannot be replayed.
-    """
+    """Comparison under edits by replay, step times in ms; without a candidate's replay only the baseline's."""
 
     edits: str  # text such as "ranks=16"; empty: unedited
     baseline_ms: Estimate | None = None
     candidate_ms: Estimate | None = None
-    ratio: Estimate | None = None
+    ratio: Estimate | None = None  # baseline's / candidate's
     waits_ms: float | None = None  # predicted waits for data per step of the baseline
     measured_ms: Estimate | None = None  # step time of the candidate, if it ran the edited baseline
     reason: ReplayGap | None = None  # why the prediction is missing
@@ -301,35 +282,22 @@ class NotCompared:
 
 @dataclass(frozen=True)
 class Advice:
-    """One change and its speed-up of a step, predicted by replay.
+    """One change and its speed-up of a step, predicted by replay."""
 
-    - ``change``: as an edit is written (``workers=2``); for "its data path" the name of the arm that has it.
-    - ``worth``: True if the change is recommended.
-    - ``measured``: measured speed-up of an arm of the study that already has the change; None without one.
-    - ``serial``: speed-up by more workers if their shared resource (a lock, a disk) serves one at a time; None if
-      equal.
-    - ``contradicted``: ``measured`` disagrees with the prediction, so no other value of the setting is recommended.
-    - ``bar``, ``refusal``: why it is not recommended although the prediction is large enough. Both are None if it is
-      recommended, too small, or barred for all changes of the arm (``ArmAdvice.doubts``).
-    """
-
-    change: str
+    change: str  # text of an edit (``workers=2``); for "its data path" the arm that has it
     speedup: Estimate
     cost: AdviceCost
-    worth: bool = False
-    measured: Estimate | None = None
-    serial: float | None = None
-    contradicted: bool = False
-    bar: AdviceBar | None = None
-    refusal: Doubt | None = None
+    worth: bool = False  # True if recommended
+    measured: Estimate | None = None  # speed-up of the study's arm that has the change
+    serial: float | None = None  # speed-up by more workers if what they share (a lock, a disk) serves one at a time
+    contradicted: bool = False  # True if ``measured`` disagrees: no other value of the setting is recommended
+    bar: AdviceBar | None = None  # why a large enough gain is not recommended; all changes: ``ArmAdvice.doubts``
+    refusal: Doubt | None = None  # like ``bar``: why the prediction is not reliable
 
 
 @dataclass(frozen=True)
 class ArmAdvice:
-    """Replayed changes of ``arm``, largest speed-up first.
-
-    ``refused``: why none could be replayed; None if they were.
-    """
+    """Replayed changes of ``arm``, largest speed-up first."""
 
     arm: str
     options: tuple[Advice, ...] = ()
@@ -339,7 +307,7 @@ class ArmAdvice:
     noise_floor: float | None = None
     resolution: float | None = None  # fraction: smallest detectable change, if its comparisons found no difference
     assumptions: tuple[Assumption, ...] = ()
-    refused: Doubt | None = None
+    refused: Doubt | None = None  # why none could be replayed
     iterable: bool = False  # Its dataset has no index, so each worker reads all of it unless it shards itself.
     barred: Bar | None = None  # why more workers are not predicted, if data work costs time
     doubts: tuple[Doubt, ...] = ()  # sorted by precedence: about its replay, and about single changes
@@ -347,15 +315,12 @@ class ArmAdvice:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """All findings of a study; :func:`harness.judge.study.analyse` makes it.
-
-    ``problems``: missing or failed runs and arms, most important first.
-    """
+    """All findings of a study; :func:`harness.judge.study.analyse` makes it."""
 
     study: StudyRecord
     arms: tuple[ArmReport, ...]
     comparisons: tuple[Comparison | NotCompared, ...]
-    problems: tuple[StudyProblem, ...]
+    problems: tuple[StudyProblem, ...]  # missing or failed runs and arms, most important first
     emulated: bool
     environment: JsonObject
     probe_costs: tuple[ProbeCost, ...] = ()

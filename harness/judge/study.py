@@ -95,10 +95,7 @@ class _Arms:
         return self.ledgers.get(name, {})
 
     def alike(self, name: str) -> Likeness | None:
-        """Return the similarity of neighbouring blocks in comparisons with this arm; it widens their intervals.
-
-        None without runs.
-        """
+        """Return the neighbouring blocks' similarity, which widens the arm's intervals; None without runs."""
         return alike_blocks(name, {arm.name: self.of(arm.name) for arm in self.declared}, self.controls)
 
 
@@ -109,10 +106,7 @@ def _nothing(_run: RunData) -> None:
 def analyse(
     study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = _nothing
 ) -> StudyReport:
-    """Return the report on ``study`` from ``runs``, which may be incomplete, failed or empty.
-
-    ``while_whole`` is called with each run while its spans and derived columns are in memory, one run at a time.
-    """
+    """Return the report on ``runs``, complete or not. ``while_whole``: called with each run while it is in memory."""
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
     uses = _uses(study, arms)  # also of A/A controls, because they limit the certainty of a claim
@@ -184,10 +178,7 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
 
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
-    """Return a claim of study.json: the name of a common one, or the kind of one with its own bounds.
-
-    None for a claim that only a later version knows.
-    """
+    """Return a claim's common name, or its kind with own bounds; None if only a later version knows it."""
     if "figure" in one:
         return own_kind(one)
     name = one.get("claim")
@@ -262,10 +253,7 @@ def _advice(
 
 
 def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
-    """Return the smallest detectable change (a fraction) if no comparison with ``baseline`` found a difference.
-
-    None if one did, or is undecided.
-    """
+    """Return the smallest detectable change (a fraction) if all comparisons with ``baseline`` found none, else None."""
     ratios = [comparison.measured for comparison in compared if comparison.baseline == baseline]
     if not ratios or any(measured.verdict != "none" for measured in ratios):
         return None
@@ -315,10 +303,7 @@ def _shown(found: Measured | Missing) -> Measured | Missing:
 
 
 def without_doubted(m: Measured) -> Measured:
-    """Return ``m`` without the figures that a doubt bars, so that no reader can show them.
-
-    ``ratio`` stays: readers use ``figure``.
-    """
+    """Return ``m`` without figures that a doubt bars. ``ratio`` stays: readers use ``figure``."""
     if (first := barred(m.doubts, "prediction")) is not None:
         m = replace(m, ceiling=None, from_waits=None, absent={**m.absent, "ceiling": Absent("doubted", doubt=first)})
     if barred(m.doubts, "ratio") is not None:
@@ -467,10 +452,7 @@ def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
 
 
 def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> ModelSpeed:
-    """Return model FLOP/s from the trainer's own count, and MFU or why it is missing.
-
-    MFU requires the peak speed of a device profile; it is never estimated.
-    """
+    """Return FLOP/s by the trainer's count, and MFU (by the device profile's peak) or why it is missing."""
     device = facts.device
     result = ModelSpeed(device, facts.emulation, no_mfu=NoMfu("no profile", device, facts.profile_reason or ""))
     if control == "data-only":
@@ -505,10 +487,7 @@ def arm_doubts(
     blocks: Blocks,
     few_blocks: RemedyKind = "more blocks",
 ) -> tuple[Doubt, ...]:
-    """Return the doubts about the figures of one arm, most important first.
-
-    ``hidden``: unexplained time of an attached program, else None. ``few_blocks``: remedy for too few blocks.
-    """
+    """Return an arm's doubts, most important first. ``hidden``: unexplained time of an attached program."""
     entries = [*hidden.doubts(arm)] if hidden is not None else []
     attached = hidden is not None
     if 0 < len(blocks) < MIN_BLOCKS:  # For an attached program, blocks are parts of its one run.
@@ -534,11 +513,7 @@ def arm_doubts(
 
 
 def _enough_steps(base: Blocks, other: Blocks) -> int:
-    """Return an estimate of the steps per block that show where costs that change within runs settle.
-
-    A data cache is full after one epoch, so the second one shows its savings.
-    If the epoch is unknown, it is :data:`HORIZON_TIMES` the measured steps.
-    """
+    """Return the steps per block that show where costs settle: two epochs, else :data:`HORIZON_TIMES` the measured."""
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
     epochs = [epoch for blocks in (base, other) if (epoch := epoch_steps(blocks)) is not None]
     return math.ceil(max(HORIZON_EPOCHS * max(epochs, default=0.0), HORIZON_TIMES * measured))

@@ -1,11 +1,8 @@
 """Derive the verdict of a comparison, which needs an interval, a noise floor and similar losses.
 
-All comparisons of a study together have a 5 % chance of any error. Each of N comparisons uses an interval of 1 - 5 % /
-N. By the union bound all N hold together with 95 %, even if they share the baseline's runs or its A/A control. The
-noise floor is one draw that all comparisons share, and may be small by chance. So it never supports a difference; it
-can only reject one.
-
-Also find what a median over blocks hides:
+All comparisons of a study together have a 5 % chance of any error: each of N uses an interval of 1 - 5 % / N (union
+bound, also for shared runs and controls). The noise floor is one draw for all comparisons, and small by chance at
+times: it can reject a difference, and never supports one. What a median over blocks hides:
 
 - :func:`in_total` compares total times. It shows long steps in few blocks, or in the steps that begin a turn.
 - :func:`drift` finds steps that become slower or faster within a run.
@@ -42,18 +39,13 @@ UndecidedKind = Literal[
 
 @dataclass(frozen=True)
 class Judged:
-    """Verdict on one speed ratio; :func:`judge` makes it.
-
-    ``resolution``: smallest detectable difference, as a fraction; None if nothing can be resolved.
-    ``of``: the ratio with the judged interval; None if not kept. ``doubts``: all, most important first.
-    ``cause``: the doubt that bars the verdict; None if there is a verdict.
-    """
+    """Verdict on one speed ratio; :func:`judge` makes it."""
 
     verdict: Verdict
-    resolution: float | None = None
-    cause: Doubt | None = None
-    of: Estimate | None = None
-    doubts: tuple[Doubt, ...] = ()
+    resolution: float | None = None  # smallest detectable difference, a fraction; None: nothing can be resolved
+    cause: Doubt | None = None  # the doubt that bars the verdict; None if there is a verdict
+    of: Estimate | None = None  # the ratio with the judged interval, if kept
+    doubts: tuple[Doubt, ...] = ()  # all, most important first
 
     @property
     def undecided(self) -> UndecidedKind | None:
@@ -84,23 +76,18 @@ def judge(
 ) -> Judged:
     """Return the verdict on the speed ``ratio``, whose interval holds for all comparisons of the study together.
 
-    ``noise_floor``: a fraction; None without one, which leaves the verdict undecided. The direction is gain or loss if
-    this interval excludes 1 and the median exceeds the noise floor, else no difference. The most important doubt that
-    bars this direction makes the verdict undecided.
+    Gain or loss if the interval excludes 1 and the median exceeds ``noise_floor`` (a fraction; None: undecided), else
+    no difference. The most important doubt that bars this direction makes the verdict undecided.
 
-    - ``losses``: of both arms; None to judge only speed.
+    - ``losses``: of both arms; None to judge only speed. ``doubts``: found elsewhere, such as busy cores.
     - ``repeated``: shares of rows that the arms train again, if they differ (:func:`repeated_data`).
-    - ``doubts``: found elsewhere, for example that other processes took too many cores.
     - ``used_lead``: shares of a step by which (baseline, candidate) may have been faster than they can sustain. It
-      explains a difference that is no larger. It also hides one, so "none" requires that the sustained difference was
-      detectable.
-    - ``same_again``: ratio of the A/A control to its arm. If its interval excludes 1, equal arms differ by more than
-      chance. The candidate may share that cause, so a difference needs an interval entirely beyond the control's.
-    - ``in_total``: ratio of total times, without the most extreme block, if it differs from the median. It bars a
-      verdict that it contradicts.
-    - ``shown``: the ratio with the interval that a reader sees, if different.
-    - ``step_time``: ratio of step times of the same blocks; separates scatter of times from scatter of the work per
-      step.
+    explains a difference up to its size, and may hide one: "none" requires that the sustained difference was
+    detectable. - ``same_again``: ratio of the A/A control to its arm. If its interval excludes 1, a difference, which
+    may have the same cause, needs an interval entirely beyond it.
+    - ``in_total``: ratio of total times, without the most extreme block, if it differs; bars a verdict that it
+    contradicts. - ``shown``: the ratio with the interval that a reader sees, if different.
+    - ``step_time``: ratio of step times, same blocks; separates scatter of times from that of the work per step.
     - ``cores``: (used by other processes, all cores).
     - ``no_floor``, ``few_blocks``: remedies for a missing noise floor and for too few blocks.
     """
@@ -146,10 +133,7 @@ def is_useless(ratio: Estimate) -> bool:
 
 
 def is_apart(same_again: Estimate | None) -> bool:
-    """Return True if an A/A control certainly differs from its arm, by more than :data:`CONTROL_APART_MIN`.
-
-    ``same_again``: speed ratio of the two; None gives False.
-    """
+    """True if an A/A control certainly differs from its arm (speed ratio) by over :data:`CONTROL_APART_MIN`."""
     if same_again is None or same_again.ci_low is None or same_again.ci_high is None:
         return False
     return same_again.ci_low > 1 + policy.CONTROL_APART_MIN or same_again.ci_high < 1 / (1 + policy.CONTROL_APART_MIN)
@@ -244,10 +228,7 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 
 
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
-    """Return True if step times are steady and only the work per step varies. A quieter machine does not help then.
-
-    ``ratio``: speed ratio by work; ``step_time``: ratio of step times, None if unknown.
-    """
+    """True if step times (``step_time``) are steady and only the work per step (``ratio``) varies."""
     steps, ratio_spread = (_spread(estimate) for estimate in (step_time, ratio))
     return (
         steps is not None
@@ -265,10 +246,9 @@ def _spread(one: Estimate | None) -> float | None:
 
 
 def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
-    """Return an estimate of the total number of blocks that would find or exclude a difference.
+    """Return the estimated total of blocks that would find a difference, or exclude one of :data:`COARSE_RESOLUTION`.
 
-    To exclude one of :data:`COARSE_RESOLUTION` is enough. None if that takes too many blocks, or there are too few yet.
-    Interval and floor shrink as Student's quantile / sqrt(blocks).
+    None if too many, or with too few yet. Interval and floor shrink as Student's quantile / sqrt(blocks).
     """
     if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
         return None
@@ -286,30 +266,19 @@ def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
 
 @dataclass(frozen=True)
 class InTotal:
-    """Comparison by total time, if it differs from the median over blocks; :func:`in_total` makes it.
+    """Comparison by total time, if it differs from the median over blocks; :func:`in_total` makes it."""
 
-    - ``ratio``: speed ratio in total time, in the comparison's unit.
-    - ``least``: ``ratio`` without the block that moves it most, because one long step may be an accident.
-    - ``long``: long steps of ``arm`` that cause the difference from the median; None if its steps are slower
-      throughout.
-    - ``left_out``: number of these steps that begin a turn; other figures exclude them.
-    - ``blocks``, ``of``: affected blocks, of all blocks.
-    """
-
-    ratio: float
-    least: float
+    ratio: float  # speed ratio in total time, in the comparison's unit
+    least: float  # ``ratio`` without the block that moves it most: one long step may be an accident
     arm: Literal["baseline", "candidate"]
-    long: LongSteps | None
-    left_out: int
-    blocks: int
-    of: int
+    long: LongSteps | None  # steps of ``arm`` that cause the difference; None: slower throughout
+    left_out: int  # number of these that begin a turn; other figures exclude them
+    blocks: int  # number of affected blocks
+    of: int  # number of all blocks
 
 
 def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float) -> InTotal | None:
-    """Return the comparison by total time of the shared blocks; None if it is close to the median over blocks.
-
-    ``steps``, ``measured``: medians over blocks of the speed ratio in steps, and in the comparison's unit.
-    """
+    """Return the comparison by total time of common blocks; None if close to the medians ``steps``, ``measured``."""
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # Use one bound for both, so that equal steps are not long in one arm and typical in the other.
@@ -340,10 +309,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
 
 
 def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
-    """Return the steps longer than ``long_ms``, including the first of a repetition; None without any.
-
-    None too if they are not rare.
-    """
+    """Return the steps longer than ``long_ms``, also first ones of repetitions; None without any, or if not rare."""
     step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
     longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
     steps = long_steps(step_ms, longest, PHASES, long_ms / LONG_STEP_FACTOR)
@@ -359,10 +325,7 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
-    """Return the number of blocks whose speed ratio is far from the median ``steps``, in the direction of ``apart``.
-
-    ``apart``: log(ratio in total time / ``steps``). Far: by more than half of it.
-    """
+    """Return the number of blocks whose ratio is further from ``steps`` than half of ``apart``, in its direction."""
     logs = [
         math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)
         for base_run, other_run in zip(base, other, strict=True)
@@ -372,15 +335,11 @@ def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float,
 
 @dataclass(frozen=True)
 class _Times:
-    """Numbers and total times of the steps of one arm's runs, including steps that begin a turn; all (runs,).
-
-    A step that begins a turn counts with its own time if it is longer than a bound, else as a typical step.
-    ``usual_ms``: total with every longer step replaced by a typical one.
-    """
+    """Numbers and times of one arm's steps, (runs,); a step that begins a turn is typical unless above a bound."""
 
     steps: NDArray[np.float64]
     total_ms: NDArray[np.float64]
-    usual_ms: NDArray[np.float64]
+    usual_ms: NDArray[np.float64]  # total with every longer step replaced by a typical one
 
     @classmethod
     def of(cls, runs: Sequence[RunLedger], long_ms: float) -> _Times:
@@ -400,14 +359,10 @@ class _Times:
 
 
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:
-    """Return how the candidate's step time changes within runs, relative to the baseline's: last repetition / first.
+    """Return how the candidate's step time changes within runs, last repetition / first, relative to the baseline's.
 
-    Effects on both arms cancel. A rare long step (for example a checkpoint) counts as a typical one, because its
-    repetition is random. None if one of these applies:
-
-    - The interval, which holds for all ``comparisons`` together, includes 1.
-    - The median is within the noise floor or :data:`DRIFT_MIN`.
-    - There are too few blocks or repetitions.
+    A rare long step counts as a typical one. None with too few blocks or repetitions, if the interval (for all
+    ``comparisons`` together) includes 1, or if the median is within the noise floor or :data:`DRIFT_MIN`.
     """
     logs = [
         candidates - baselines
@@ -422,10 +377,7 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Return the log change of ``run``'s step time from the first repetition that both runs have to the last.
-
-    With one repetition it is between its halves. None without a common repetition, or with too few steps.
-    """
+    """Return the log change of step time from the first to the last common repetition (of one: by halves)."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

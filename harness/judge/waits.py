@@ -1,8 +1,7 @@
 """Compute where an arm waits for data, and whether all of its blocks wait alike.
 
-Milliseconds of a stage are means over all blocks; ratios are medians over blocks. If blocks wait for different shares
-of a step (:func:`uneven_waits`), the mean describes none of them. Then mean and median differ, or blocks fall into two
-kinds with nothing in between.
+Milliseconds of a stage are means over blocks, ratios medians. If mean and median of the waits differ, or blocks fall
+into two kinds with nothing in between (:func:`uneven_waits`), the mean describes none of them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ from harness.judge.policy import UNEVEN_APART_MIN, UNEVEN_BLOCKS_MIN, UNEVEN_KIN
 
 @dataclass(frozen=True)
 class UnevenWaits:
-    """Two kinds of blocks of an arm: those that wait longer for data, and the others.
-
-    Times are means per step in milliseconds, over the blocks of a kind.
-    """
+    """Blocks of an arm that wait longer for data, and the others; mean milliseconds per step of each kind."""
 
     blocks: tuple[int, ...]  # the blocks that wait longer
     of: int
@@ -51,10 +47,7 @@ class UnevenSpeed:
 
 
 def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
-    """Return the two kinds of blocks of an arm, those that wait longer for data and the others.
-
-    None if all wait for a similar share of a step, or if any share is unknown.
-    """
+    """Return the two kinds of blocks; None if all wait for a similar share of a step, or any share is unknown."""
     if not runs or any(run.waited_ms is None for run in runs):
         return None
     typical_ms = median(run.mean_step_ms for run in runs)  # One long step does not shorten a block's wait.
@@ -91,10 +84,7 @@ def _two_kinds(shares: Sequence[float], middle: float) -> bool:
 
 
 def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
-    """Return the median speed of the blocks that wait longer and of the others. ``speeds``: speed ratio by block.
-
-    None if blocks are alike (``uneven`` is None) or one kind has no speed.
-    """
+    """Return the median speed of blocks that wait longer and of others; None if alike or one kind has none."""
     if uneven is None:
         return None
     longer = [value for block, value in speeds.items() if block in uneven.blocks]
@@ -104,10 +94,7 @@ def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> Une
 
 @dataclass(frozen=True)
 class Waits:
-    """Waits of one arm for data, in mean milliseconds per step; :func:`waits_of` makes it.
-
-    None and missing stages: not measured.
-    """
+    """Waits of one arm for data, mean ms per step; :func:`waits_of` makes it. None, missing stages: not measured."""
 
     step_ms: float
     waited_ms: float | None
@@ -140,11 +127,9 @@ class Waits:
 
 
 def gain_from_waits(blocks: Blocks) -> Estimate | None:
-    """Return how many times as fast steps would be without any wait for data: wall / (wall - waited).
+    """Return how many times as fast steps of all ranks would be without any wait for data: wall / (wall - waited).
 
-    None if waits are unknown, or if a run only waits.
-    If it is unknown when the device worked, the interval covers both readings.
-    With several ranks, one rank gains nothing from its own shorter waits, so the gain is that of all ranks together.
+    None if waits are unknown, or if a run only waits. The interval covers both readings of when the device worked.
     """
     likely: list[float] = []
     lows: list[float] = []
@@ -223,10 +208,7 @@ def waits_of(blocks: Blocks) -> Waits:
 
 
 def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
-    """Return the number of ``runs`` by the limit of their steps (such as "data"), most common first.
-
-    Empty without an asynchronous device.
-    """
+    """Return the number of ``runs`` by their steps' limit ("data"), most common first; none on synchronous devices."""
     return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
 
 
@@ -237,10 +219,7 @@ StageFigure = Literal[
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
-    """Return mean milliseconds per step of the figure ``name``, by stage or phase that any of ``runs`` measured.
-
-    All means use the same runs, so that they add up to no more than the whole.
-    """
+    """Return mean ms per step of ``name`` by measured stage or phase, over the same runs, so that parts add up."""
     measured = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
     means = {}
     for key in dict.fromkeys(key for run in measured for key in getattr(run, name)):

@@ -1,8 +1,8 @@
 """Part of ``harness exec`` that runs inside the user's processes. It imports the standard library and torch only.
 
-The shim loads it as ``_harness_agent`` once torch is imported. It records the step ledger of the main thread and the
-stages of every batch, and writes them to its own files (``record.py``). It changes nothing that the program computes.
-After its first internal error, it disables all hooks (``guard.py``).
+The shim loads it as ``_harness_agent`` once torch is imported. It writes the step ledger of the main thread and the
+stages of every batch to its own files (``record.py``), and changes nothing that the program computes. After its first
+internal error, it disables all hooks (``guard.py``).
 """
 
 from __future__ import annotations
@@ -78,11 +78,7 @@ def step() -> None:
 
 @contextmanager
 def span(name: str, stage: bool) -> Iterator[None]:
-    """Time the code within the context as ``name``.
-
-    ``stage``: False for a phase of the step, such as "forward". True for a stage of the batch in preparation, such as
-    "read".
-    """
+    """Time the code within the context as a phase of the step, or (``stage``) a stage of the batch in preparation."""
     from _harness_agent import boundaries, guard, stages
 
     enter, leave = (stages.enter, stages.leave) if stage else (boundaries.enter_by_hand, boundaries.leave_by_hand)
@@ -95,10 +91,7 @@ def span(name: str, stage: bool) -> Iterator[None]:
 
 
 def _hide_from_dynamo() -> None:
-    """Keep Dynamo from compiling the agent's own functions and the functions that they call.
-
-    A user's function below one of the agent's wrappers is compiled as usual.
-    """
+    """Keep Dynamo from compiling the agent's functions and their callees, except a user's function below a wrapper."""
     import sys
     from types import CodeType, FunctionType
     from typing import Any

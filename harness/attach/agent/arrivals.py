@@ -1,8 +1,4 @@
-"""Note when each batch of a worker arrived in the main process, and when it was unpacked there.
-
-In a program that always waits for its batches, the wait hides the cost of receiving them. ``trainer/data/arrivals.py``
-notes the same in the harness's own loop.
-"""
+"""Note when batches of workers arrived in the main process and were unpacked: a wait hides the cost of receiving."""
 
 from __future__ import annotations
 
@@ -26,10 +22,7 @@ class _Noted:
 
 
 def watch(iterator: Any) -> None:
-    """Note the arrival times of all batches that this DataLoader iterator takes from its workers' queue.
-
-    Do nothing if this torch version has no such queue. Called once per iterator; later calls have no effect.
-    """
+    """Note arrivals from this DataLoader iterator's worker queue, if this torch has one; later calls have no effect."""
     if hasattr(iterator, _NAME):
         return
     noted = _Noted()
@@ -47,12 +40,7 @@ def watch(iterator: Any) -> None:
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """Return the times of the iterator's current batch, and drop them.
-
-    The values are arrival, end of unpacking (both ns, CLOCK_MONOTONIC), and True if the main thread waited for the
-    batch.
-    None if no arrival was noted for this batch.
-    """
+    """Return and drop (arrival, end of unpacking, True if awaited) of the current batch in ns; None if not noted."""
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None
 

@@ -1,11 +1,11 @@
 """Find the ends of training steps, and time the phases of the main thread: fetch, forward, backward, optimizer.
 
-An optimizer closes a step. Of the optimizers that step about as often as the busiest, it is the one that appeared last.
-Updates within a backward pass count as part of it. The next fetch of training data opens the next step; a fetch of
-evaluation data does not. For a source that appears later (an evaluation, or the next epoch's dataset), the use of its
-batches is decided afterwards: a following backward pass means training. Without a DataLoader, a forward or backward
-pass opens a step. Without an optimizer, the first pass after a backward pass opens a step. This is decided after
-MOST_ACCUMULATED backward passes, more than gradient accumulation uses, or at the program's end.
+    end of a step       an update of the optimizer that appeared last among those that step about as often as the
+    busiest (not within a backward pass); without an optimizer, the first pass after a backward pass: decided
+                        after MOST_ACCUMULATED backward passes (gradient accumulation has fewer), or at the end
+    begin of a step     the next fetch of training data; without a DataLoader a forward or backward pass
+    evaluation data     opens no step; a source that appears later is for training if a backward pass follows its
+    batches
 
 Callers: ``loading.py`` (fetches), ``watching.py`` (forward passes), ``updates.py`` (backward passes, optimizers).
 """
@@ -51,10 +51,7 @@ Trace = tuple[str, int, int, int, Any]  # role, pid, thread, number of the batch
 
 @dataclass(slots=True)
 class _State:
-    """Step recording of this process: open phases, unwritten events, known optimizers and data sources, and settings.
-
-    This module makes it; a forked child or an adopted thread starts with a new one.
-    """
+    """Step recording of this process; a forked child or an adopted thread starts with a new one."""
 
     events: list[tuple[Any, ...]] = field(default_factory=list)
     open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
@@ -135,10 +132,9 @@ def forget() -> None:
 
 
 def adopt() -> bool:
-    """Record the calling thread from now on, if the recorded thread has ended or has never run a backward pass.
+    """Record the calling thread, whose backward pass begins, if the recorded one has ended or never ran such a pass.
 
-    Return True if the calling thread is recorded from now on. Called when a backward pass begins in another thread.
-    The ended thread's records stay in its file; this thread starts a new file.
+    Return True if it is recorded from now on. It starts a new file; the ended thread's records stay in the old one.
     """
     global state, recorded_thread
     if not _adopting.acquire(blocking=False):  # Another thread is being adopted.
@@ -162,10 +158,7 @@ def adopt() -> bool:
 
 
 def watched() -> bool:
-    """Return True if this call has to be recorded.
-
-    Hooks must be on, this must be the recorded thread, and no compiler may trace the call.
-    """
+    """True if this call has to be recorded: hooks are on, this is the recorded thread, and no compiler traces it."""
     return guard.on and get_ident() == recorded_thread and not is_compiling()
 
 
@@ -215,10 +208,7 @@ def _read_core() -> tuple[int, int]:
 
 
 def making() -> stages.Making:
-    """Return the batch in preparation by the calling thread.
-
-    For the recorded thread, also store it and its CPU clock.
-    """
+    """Return the batch in preparation by this thread. For the recorded thread, also store it and its CPU clock."""
     current = stages.making()
     if get_ident() == recorded_thread:
         state.making, state.core = current, current.core
@@ -229,19 +219,13 @@ def making() -> stages.Making:
 
 
 def here() -> tuple[str, int, int, int]:
-    """Return (role "main", process id, thread id, -1), and store it.
-
-    This is the start of the :data:`Trace` of each batch that the main thread makes.
-    """
+    """Return and store (role "main", process id, thread id, -1), the start of main-thread batches' :data:`Trace`."""
     state.here = ("main", *stages.origin(), -1)
     return state.here
 
 
 def interrupted() -> None:
-    """End every open phase after a signal handler of the program raised within a hook. The open step is not measured.
-
-    Data that this hook had not yet recorded are lost.
-    """
+    """End every open phase after a program's signal handler raised within a hook; the step is not measured."""
     stages.forget()
     state.marked = state.maker = state.making = None
     state.core = stages.CpuReading()
@@ -253,10 +237,7 @@ def interrupted() -> None:
 
 
 def _mark() -> None:
-    """Mark a phase boundary for the device recording.
-
-    Pass the name of the phase that launched work since the last boundary.
-    """
+    """Mark a phase boundary for the device recording, with the phase that launched work since the last one."""
     if not state.open:
         device.mark(device.BETWEEN.get(state.last or "", "other"))
     else:
@@ -275,12 +256,11 @@ def _trains_on(where: torch.device) -> None:
 
 
 def fetching(source: int, loader: bool = True) -> bool:
-    """Handle the start of a wait for a batch. Open a step if the batch is certainly for training.
+    """Handle the start of a wait for a batch, and open a step if the batch is certainly for training.
 
-    ``source``: id of the dataset or function. ``loader``: False if a function serves the batch instead of a DataLoader.
-    Return False for an evaluation batch, and True for a training batch or one whose purpose is still unknown.
-    A ``settled`` source skips all checks: it is trained on, an optimizer was seen, no batch was doubtful.
-    Anything that makes this uncertain clears ``settled``.
+    Return False for an evaluation batch, else (also if unknown) True. ``source``: id of the dataset or function.
+    ``loader``: False if a function serves the batch. A ``settled`` source skips all checks: it is trained on, an
+    optimizer was seen, no batch was doubtful. Anything that makes this uncertain clears ``settled``.
     """
     recording = state
     if source in recording.settled and is_grad_enabled():
@@ -319,10 +299,7 @@ def _evaluates(*, graphs: bool = False) -> None:
 
 
 def resolve(*, training: bool) -> None:
-    """Settle the purpose of all doubtful batches. With ``training``, their waits become part of a step.
-
-    Otherwise their waits are dropped and each counts as an evaluation batch.
-    """
+    """Settle all doubtful batches: their waits count (``training``), or are dropped as evaluation batches."""
     if not state.doubtful:
         return
     first = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
@@ -351,10 +328,7 @@ def _of_fetch(event: tuple[Any, ...]) -> bool:
 
 
 def tokenized(elapsed_ns: int) -> None:
-    """Record ``elapsed_ns`` of a tokenizer call in the recorded thread.
-
-    Ignored within a phase and before the first step.
-    """
+    """Record ``elapsed_ns`` of a tokenizer call in the recorded thread, outside of phases and after the first step."""
     if state.steps and not state.open and watched():
         state.events.append((TOKENIZED, elapsed_ns))
 
@@ -366,20 +340,13 @@ def iterated(source: int, elapsed_ns: int) -> None:
 
 
 def evaluated() -> None:
-    """Record a model run without gradients.
-
-    Earlier fetched batches then count for training only if a backward pass follows.
-    (A teacher model runs like this, on a batch that its student is trained on.)
-    """
+    """Record a model run without gradients: earlier batches are for training only if a backward pass follows."""
     state.ran_without_gradients = True
     state.settled.clear()
 
 
 def ran_out(source: int) -> None:
-    """Record that the data of ``source`` (id of a dataset) ended.
-
-    Batches without a backward pass since then were evaluation.
-    """
+    """Record the end of dataset ``source`` (id): its batches without a backward pass since were for evaluation."""
     state.ended.add(source)
     if state.doubtful:
         state.sources.discard(source)
@@ -387,11 +354,7 @@ def ran_out(source: int) -> None:
 
 
 def begins_anew(source: int) -> bool:
-    """Handle a new iterator of ``source`` (id of a dataset).
-
-    If the source was trained on, its next batch is the first after a loader restart.
-    Return True if the previous iterator ran out of batches; False if it was left early or did not exist.
-    """
+    """Handle a new iterator of dataset ``source``, perhaps a restart. Return True if the previous one ran out."""
     recording = state
     ended = source in recording.ended
     if source in recording.trained_on:
@@ -411,10 +374,7 @@ def trains() -> None:
 
 
 def backward_of(loss: Tensor) -> None:
-    """Count consecutive backward passes whose ``loss`` is not finite. Add an event from LASTING such passes on.
-
-    Only a loss on the CPU is checked: the program would have to wait for another device.
-    """
+    """Note an event from LASTING consecutive backward passes on with a ``loss`` (on the CPU) that is not finite."""
     recording, on_cpu = state, loss.is_cpu
     if not (recording.trained and on_cpu):
         _trains_on(loss.device)
@@ -436,11 +396,7 @@ def made_by(trace: Trace | None) -> None:
 
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
-    """Record the arrival of a training batch.
-
-    ``trace``: who made it. ``samples``: its rows. ``loader``: settings of the loader that served it.
-    ``items``: number of items that this process collated; 0 if unknown.
-    """
+    """Record the arrival of a training batch. ``trace``: its maker. ``items``: collated by this process; 0: unknown."""
     recording = state
     if recording.doubtful:
         recording.doubtful_loaders.append(loader)
@@ -470,10 +426,7 @@ def _note_loader(loader: Loader) -> None:
 
 
 def begin_step() -> None:
-    """Open the next step if the last one is closed and no phase is open.
-
-    Without an optimizer, each backward pass is assumed to end a step.
-    """
+    """Open the next step if no step and phase is open. Without an optimizer, a backward pass is assumed to end one."""
     if state.open or state.by_hand:
         return
     if not state.optimizers and state.backward_since:
@@ -486,10 +439,7 @@ def begin_step() -> None:
 
 
 def step_by_hand() -> None:
-    """End the open step and start the next one, where the program marks its steps.
-
-    From now on only these marks start steps.
-    """
+    """End the open step and begin the next at a mark of the program. From now on only such marks begin steps."""
     state.by_hand = True
     state.settled.clear()
     state.closed_ns = monotonic_ns()
@@ -507,10 +457,7 @@ def later(number: int) -> int:
 
 
 def _open_step() -> None:
-    """Begin the next step. In a program that takes turns with others, first wait for this program's turn.
-
-    Instead of beginning a step, set ``state.enough`` when the launcher ends the turns.
-    """
+    """Begin the next step, perhaps after waiting for the turn; set ``state.enough`` once the turns have ended."""
     recording = state
     if (
         recording.most_steps is not None
@@ -537,10 +484,7 @@ def _open_step() -> None:
 
 
 def _unmeasured() -> int:
-    """Return the number of unmeasured steps at the start of a turn.
-
-    One warms the caches; the others use batches that were made before the turn.
-    """
+    """Return the number of first steps of a turn that warm the caches or use batches made before it."""
     return 1 + state.in_flight
 
 
@@ -566,10 +510,7 @@ def enter_by_hand(name: str) -> None:
 
 
 def leave_by_hand(name: str) -> None:
-    """End the phase ``name`` that the program marks.
-
-    The phase "fetch" records one batch, with the stages marked within it.
-    """
+    """End the phase ``name`` that the program marks; "fetch" records one batch, with its marked stages."""
     leave(name)
     if name == "fetch":
         within, state.marked = state.marked, None
@@ -613,10 +554,7 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
 
 
 def _is_warmup(number: int) -> bool:
-    """Return True if step ``number``, which begins now, is not measured.
-
-    Reasons: warm-up, a profiling window, or the start of a turn.
-    """
+    """True if step ``number``, which begins now, is not measured: warm-up, profiling window, or start of a turn."""
     if state.window_from is not None:
         return True
     if state.alternates and not gate.state.over:
@@ -627,10 +565,7 @@ def _is_warmup(number: int) -> bool:
 
 
 def _may_begin() -> None:
-    """Note a possible step start of a program without an optimizer so far.
-
-    After MOST_ACCUMULATED such notes, decide that the program has no optimizer.
-    """
+    """Note a possible step start without an optimizer; after MOST_ACCUMULATED of them, there is none."""
     state.backward_since = False
     state.events.append((MAYBE, monotonic_ns(), run_queue.read()))
     state.maybe += 1
@@ -639,10 +574,7 @@ def _may_begin() -> None:
 
 
 def decide(*, optimizer: bool) -> None:
-    """Settle the noted step starts, which count only without an optimizer.
-
-    ``optimizer``: True drops them, because an optimizer was found. False turns each into the start of a step.
-    """
+    """Settle the noted step starts: with an ``optimizer`` they are dropped, else each starts a step."""
     events, state.events, state.maybe = state.events, [], 0
     if optimizer:
         state.events = [event for event in events if event[0] != MAYBE]
@@ -656,11 +588,7 @@ def decide(*, optimizer: bool) -> None:
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write all events and end the last step.
-
-    ``pause``: the event of a pause, after which the program continues. None at the end of the recording.
-    Work after the last update (saving, for example) is not part of a step.
-    """
+    """Write all events and end the last step at its last update. ``pause``: the event of a pause; None: the end."""
     begun, ends = pause, pause is None
     resolve(training=False)
     if begun is None:
@@ -682,10 +610,7 @@ def flush(pause: tuple[Any, ...] | None = None) -> None:
 
 
 def write_whole_steps() -> None:
-    """Write the events of all ended steps that are not yet written, without waiting for the device.
-
-    The open step is kept.
-    """
+    """Write the events of ended steps, without waiting for the device. The open step is kept."""
     events = state.events
     end = next((number for number in range(len(events), 0, -1) if events[number - 1][0] == STEP), 0)
     if end:
@@ -694,10 +619,7 @@ def write_whole_steps() -> None:
 
 
 def leave_if_enough() -> None:
-    """Raise SystemExit(0) if all steps that ``--steps`` asks for are measured. Otherwise do nothing.
-
-    This is the agent's only change to the program's control flow.
-    """
+    """Raise SystemExit(0) after the steps of ``--steps``: the agent's only change to the control flow."""
     if state.enough:
         state.enough = False
         record.note("ended", f"stopped after {state.steps - 1} steps (--steps)")

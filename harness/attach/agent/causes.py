@@ -1,10 +1,8 @@
 """Find causes of slow steps that no phase shows: device waits, pageable copies, full memory, compilations.
 
-A few early steps are audited for calls that wait for a CUDA device. torch warns about most of these calls
-(``torch.cuda.set_sync_debug_mode``); the other calls are wrapped by name. The audit swallows its own warnings, and does
-not start in a program that has set a mode itself. Once a call has waited, its code is monitored (``sys.monitoring``,
-Python 3.12). torch warns as the call returns, so the wait is the time from the call to its warning. An error in this
-module ends only this module's work.
+A few early steps are audited for calls that wait for a CUDA device, by torch's warnings (``set_sync_debug_mode``,
+unless the program sets it) and by wrappers. Code with such a call is monitored from then on (``sys.monitoring``, Python
+3.12): torch warns as the call returns, so the wait is the time from the call to its warning.
 """
 
 from __future__ import annotations
@@ -47,10 +45,7 @@ _TOOLS = (4, 3)  # sys.monitoring tool numbers that no tool has by convention
 
 
 class _Counts:
-    """Counters of this process at the end of the last step: allocator retries and compiled graphs.
-
-    None: not yet read.
-    """
+    """Counters at the end of the last step: allocator retries and compiled graphs. None: not yet read."""
 
     def __init__(self) -> None:
         self.retries: int | None = None
@@ -123,10 +118,7 @@ def _give_up(error: Exception) -> None:
 
 
 class _WaitAudit:
-    """Audit of a few early steps: all calls of the recorded thread that wait for the device, grouped by program line.
-
-    ``_on_step`` makes it, at step FIRST of a program that trains on CUDA.
-    """
+    """Audit of a few early steps with CUDA, from step FIRST on: waiting calls of the recorded thread by line."""
 
     def __init__(self) -> None:
         self.on = False
@@ -215,18 +207,9 @@ class _WaitAudit:
     # ---- warnings
 
     def _show(
-        self,
-        message: Any,
-        category: Any,
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
+        self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
     ) -> None:
-        """Stand in for ``warnings.showwarning``: record torch's warning about a wait, and pass on any other warning.
-
-        torch warns as the call that waited returns.
-        """
+        """Stand in for ``warnings.showwarning``: record torch's warning of a wait (as it ends); pass on others."""
         now = monotonic_ns()
         if not self.on or not _MESSAGE.match(str(message)):
             self.show_before(message, category, filename, lineno, file, line)
@@ -341,10 +324,7 @@ class _Place:
 
 
 class _CallTimes:
-    """Start times (ns) of the last line or call in each monitored code object.
-
-    Stays empty before Python 3.12, which has no ``sys.monitoring``.
-    """
+    """Start times (ns) of the last line or call by monitored code object; empty before Python 3.12."""
 
     def __init__(self) -> None:
         self.monitoring: Any = getattr(sys, "monitoring", None)
@@ -372,10 +352,7 @@ class _CallTimes:
         self.monitoring.free_tool_id(tool)
 
     def begun(self, code: CodeType) -> int | None:
-        """Return the start time in ns of the last line or call begun in ``code``.
-
-        None at the first request for ``code``, which starts its monitoring, and where monitoring is not possible.
-        """
+        """Return the start (ns) of the last line or call in ``code``; None at first, and if it is not monitored."""
         if self.tool is not None and id(code) not in self.codes and len(self.codes) < MOST_CODE:
             self.codes[id(code)] = code
             events = self.monitoring.events
@@ -390,10 +367,7 @@ class _CallTimes:
 
 
 def _step_ended() -> list[tuple[Any, ...]]:
-    """Return COUNTED events of the step that ends; empty if there is nothing to count.
-
-    They count compilations, and allocations that had to free cached blocks first.
-    """
+    """Return COUNTED events of the step: compilations, and allocations that first had to free cached blocks."""
     try:
         return _counted()
     except Exception as error:
@@ -425,10 +399,7 @@ def _counted() -> list[tuple[Any, ...]]:
 
 
 def _note_reasons(dynamo: Any) -> None:
-    """Note Dynamo's reasons of the recompilations since the last call, MAX_RECOMPILED in all.
-
-    ``dynamo``: its utils module.
-    """
+    """Note new reasons for recompilation from ``dynamo`` (its utils module), MAX_RECOMPILED in all."""
     for metrics in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
         begun_us, reason = getattr(metrics, "start_time_us", None) or 0, getattr(metrics, "recompile_reason", None)
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
@@ -440,10 +411,7 @@ def _note_reasons(dynamo: Any) -> None:
 
 
 def note_breaks(called: set[tuple[str, str]]) -> None:
-    """Note the number of graph breaks so far in the functions that steps call, with place and reason of the last.
-
-    ``called``: (file, function name) of those functions.
-    """
+    """Note the number of graph breaks in functions of steps (file, name), with place and reason of the last."""
     reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
     places = [(frame, graph_break.reason) for graph_break in reasons for frame in graph_break.user_stack[-1:]]
     places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]
@@ -453,10 +421,7 @@ def note_breaks(called: set[tuple[str, str]]) -> None:
 
 
 def _first_line(reason: str) -> str:
-    """Return the essential text of one of Dynamo's reasons, MAX_REASON characters at most.
-
-    Example: ``self.scale == 1.0`` from ``0/0: self.scale == 1.0    # def forward(...)`` and further lines.
-    """
+    """Return ``self.scale == 1.0`` of a reason ``0/0: self.scale == 1.0 # def ...``, cut to MAX_REASON."""
     return _GUARD.sub("", reason.partition("\n")[0]).partition("  #")[0].strip()[:MAX_REASON]
 
 

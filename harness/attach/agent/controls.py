@@ -1,8 +1,8 @@
 """Change how batches are served if the settings name a ``control``, once the program takes its turns.
 
-- ``ideal-data``: serve the first batches again and again, so that no step waits for data.
-- ``data-only``: make batches and drop them, one per step; the program gets none.
-- ``dose-data-2``: make each batch two more times.
+    ideal-data    serve the first batches again and again, so that no step waits for data
+    data-only     make batches and drop them, one per step; the program gets none
+    dose-data-2   make each batch two more times
 
 A batch that may be for evaluation is served unchanged.
 """
@@ -29,10 +29,7 @@ def forget() -> None:
 
 
 def kept(source: int) -> Any:
-    """Return a copy of a kept batch of ``source`` (id of the dataset), so that no new batch is made.
-
-    None if a batch has to be made: without the control "ideal-data", or before KEPT batches are kept.
-    """
+    """Return a copy of a kept batch of dataset ``source`` (id) with "ideal-data"; None before KEPT batches are kept."""
     batches = _kept.get(source, ())
     if record.settings.get("control") != "ideal-data" or len(batches) < KEPT or boundaries.state.doubtful:
         return None
@@ -47,10 +44,7 @@ def times_more() -> int:
 
 
 def thrown_away(source: int, batch: Any) -> bool:
-    """Return True if ``batch`` is dropped and the step ends with it: control "data-only", in a turn of this program.
-
-    For the control "ideal-data", keep a copy of the first KEPT batches of ``source`` (id of the dataset).
-    """
+    """Return True if "data-only" drops ``batch`` and ends the step; for "ideal-data", keep KEPT first copies."""
     if boundaries.state.doubtful:
         return False
     control = record.settings.get("control")
@@ -63,10 +57,7 @@ def thrown_away(source: int, batch: Any) -> bool:
 
 
 def _again(batch: Any) -> Any:
-    """Return a copy of a batch that shares its tensors.
-
-    A program may add to the batch's containers or take from them.
-    """
+    """Return a copy of a batch with the same tensors in new containers, which the program may change."""
     if isinstance(batch, tuple):
         members = [_again(member) for member in batch]
         return type(batch)(*members) if hasattr(batch, "_fields") else tuple(members)

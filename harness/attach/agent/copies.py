@@ -1,10 +1,8 @@
 """Compare the first batches of a loader's workers: equal batches show that each worker serves the whole dataset.
 
-Only a dataset without an index can do that (torch's IterableDataset). A few whole batches of each worker are hashed.
-Batches that are too large or hold anything but plain values are not compared. A batch is never changed.
-
-Equal batches count only if chance cannot explain it: each batch of a worker needs :data:`LEAST_NEW` values that the
-worker's other batches lack. Token ids of documents do, even behind a common prompt. Counters and class labels do not.
+Only a dataset without an index can do that (torch's IterableDataset). A few whole batches of each worker are hashed, if
+they are small plain values. They are equal beyond chance if each has :data:`LEAST_NEW` values that the worker's other
+batches lack, as documents do even behind a common prompt, but counters and class labels do not.
 """
 
 from __future__ import annotations
@@ -39,10 +37,7 @@ class _IncomparableError(Exception):
 
 
 class FirstBatches:
-    """First batches of one loader, grouped by worker: hashes, and values that show if equality is chance.
-
-    ``loading.py`` makes one per iterator of a dataset without an index that has several workers.
-    """
+    """First batches of a loader without an index, by worker: hashes, and values that show if equality is chance."""
 
     __slots__ = ("by_worker", "empty", "ended", "left", "written")
 
@@ -54,10 +49,7 @@ class FirstBatches:
         self.empty = 0  # workers that had none before their first batch
 
     def add(self, worker: str, batch: Any) -> None:
-        """Compare a batch of ``worker`` with those of the other workers.
-
-        Note the number of workers with equal first batches.
-        """
+        """Compare a batch of ``worker`` with those of others, and note how many have equal first batches."""
         if not self.left:
             return
         self.left -= 1
@@ -144,10 +136,7 @@ class _Content:
         self._add_bytes(f"{one.dtype} {tuple(one.shape)}", content, size)
 
     def _add_bytes(self, what: str, content: bytes, size: int) -> None:
-        """Add an array to the hash and to the distinct values.
-
-        ``what``: its data type and shape. ``content``: its values, of ``size`` bytes each.
-        """
+        """Add an array (``what``: type and shape; ``size``: bytes by value) to the hash and distinct values."""
         self._update(what.encode(), ITEM_BYTES)
         self._update(content, len(content))
         size = size if size in _FORMATS else 8

@@ -1,9 +1,9 @@
 """Time a CUDA device's work with events at the boundaries of the host's phases, in programs that train on one.
 
-The events cut the stream into pieces: one per phase, and one between two phases. They are read once the device has
-reached them. Only the first look at both clocks, in the program's first step, waits for the device. The second look, at
-the program's end, has a time limit. An error in this module ends only this recording, and so does a change of the
-stream. Without the second look no device time counts, because missing work would be taken for idle time.
+The events cut the stream into a piece per phase, and one between two phases. They are read once the device has reached
+them. The device's and host's clocks are compared in the first step (the only wait for the device), and at the program's
+end, with a time limit. An error here, or a change of the stream, ends this recording. Without the second comparison no
+device time counts, because missing work would be taken for idle time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ _LAST_LOOK_S = 5.0
 
 
 class Open:
-    """Sum of the device time that events cannot attribute to work or to waits for launches, in ns, since ``since_ns``.
-
-    ``since_ns``: start of the first measured step (CLOCK_MONOTONIC).
-    """
+    """Device time (ns, since the first measured step) that events attribute neither to work nor to waits."""
 
     __slots__ = ("longer_ns", "moments_ns", "since_ns", "worked_ns")
 
@@ -100,10 +97,7 @@ def trains_on(device: Any) -> None:
 
 
 def mark(ended: str | None) -> None:
-    """Record a CUDA event at a phase boundary.
-
-    ``ended``: name of the work launched since the last boundary; None if that time is a wait for a batch.
-    """
+    """Record a CUDA event at a phase boundary. ``ended``: name of the work since the last; None: wait for a batch."""
     if state.stream is None:
         return
     try:
@@ -122,10 +116,7 @@ def mark(ended: str | None) -> None:
 
 
 def collect() -> list[tuple[Any, ...]]:
-    """Return WORK events of the device work completed since the last call, oldest first.
-
-    Empty without a CUDA device, and once this recording has ended.
-    """
+    """Return WORK events of device work completed since the last call, oldest first; none without a recording."""
     completed: list[tuple[Any, ...]] = []
     if state.stream is None:
         return completed
@@ -148,10 +139,7 @@ def collect() -> list[tuple[Any, ...]]:
 
 
 def last() -> list[tuple[Any, ...]]:
-    """Wait for the remaining device work at the program's end (_LAST_LOOK_S at most) and return its WORK events.
-
-    Also compare both clocks a second time and end the recording. Empty without a CUDA device, and on an error.
-    """
+    """Wait for the remaining device work (_LAST_LOOK_S at most), end the recording, and return the WORK events."""
     if state.stream is None:
         return []
     until = time.monotonic() + _LAST_LOOK_S
@@ -179,10 +167,7 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return (event of the idle stream, host time in ns at which the device reached it).
-
-    The try with the shortest uncertainty of _LOOKS tries counts. Raises TimeoutError if the device is not idle in time.
-    """
+    """Return (event of the idle stream, host ns at which it was reached). Raises TimeoutError if not idle in time."""
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

@@ -9,10 +9,7 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, see madvise(2): Linux 4.14
 
 
 def _memory() -> Any:
-    """Return a memory page whose first byte is 1 in this process and 0 in a forked child.
-
-    None if the system cannot wipe memory at a fork (before Linux 4.14).
-    """
+    """Return a page whose first byte is 1 here and 0 in a forked child; None if unsupported (before Linux 4.14)."""
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         page.madvise(_WIPE_ON_FORK)

@@ -8,8 +8,8 @@ This happens only if the settings name a ``gate``, a Unix socket of the launcher
     launcher -> agent   {"repetition", "steps", "beat_s"}: run that many measured steps, with a heartbeat that often;
                         or {"end": true}: leave
 
-The first steps of a turn are not measured: their batches were made before the turn, and caches are cold. Their number
-varies, or an event every n steps (a checkpoint, a slow batch) could always or never fall into them.
+A turn begins with unmeasured steps (batches made before it, cold caches) in a number that varies: an event every n
+steps (a checkpoint, a slow batch) could else always or never fall into them.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ def open_now() -> bool:
 def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
     """Handle the start of a step: if the current turn is over, wait until the launcher starts the next one.
 
-    Return True if the step may begin, and False if the program has to end.
-    ``steps``: steps begun so far. ``unmeasured``: unmeasured steps per turn. ``pause``: ends the open step before the
-    wait.
+    Return False if the program has to end. ``steps``: begun so far. ``unmeasured``: per turn. ``pause``: ends the open
+    step.
     """
     if state.unmeasured or state.measured:
         state.warmup = state.unmeasured > 0
@@ -106,10 +105,7 @@ def _arrive() -> None:
 
 
 def _ranks_here() -> int:
-    """Return the number of ranks of this training on this machine; 1 unless torch.distributed is initialized.
-
-    The environment alone does not count: WORLD_SIZE or a Slurm job's size may be left from an outer job.
-    """
+    """Return this training's ranks on this machine; 1 without torch.distributed (WORLD_SIZE may be an outer job's)."""
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1

@@ -1,7 +1,7 @@
 """Keep the agent's errors away from the user's program: the first error is noted and disables all hooks.
 
-An exception from a signal handler of the program, raised while a hook runs, is not an error of the agent. It may be a
-deadline by SIGALRM, or torch's report of a killed DataLoader worker. It propagates to the program.
+An exception that a signal handler of the program raises within a hook (a deadline by SIGALRM, torch's report of a
+killed DataLoader worker) is the program's, and propagates to it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ def fail(error: BaseException) -> None:
 
 
 def carefully(action: Callable[..., Any], *given: Any) -> Any:
-    """Return the result of ``action(*given)``; None if hooks are disabled.
-
-    On an error of the agent, disable all hooks and return None. Exceptions of the program propagate.
-    """
+    """Return ``action(*given)``; None if hooks are disabled, or by an error of the agent, which disables them."""
     if not on:
         return None
     try:
@@ -53,7 +50,7 @@ def swallows(error: BaseException) -> bool:
     """Return True, and disable all hooks, if ``error`` was raised by the agent's code within a hook.
 
     Return False if it belongs to the program (signal handler, Ctrl-C, exit): the caller has to raise it again.
-    Hooks that run in every step catch errors themselves and call this: :func:`carefully` costs as much as a small hook.
+    For hooks of every step, in which :func:`carefully` would cost as much as the hook.
     """
     if isinstance(error, KeyboardInterrupt) or of_the_program(error):
         _interrupted()
@@ -71,10 +68,7 @@ def let_through(error: Exception) -> None:
 
 
 def of_the_program(error: BaseException) -> bool:
-    """Return True if a signal handler of the program raised ``error`` in the middle of other code.
-
-    A frame in its traceback is a handler if it is registered for a signal, or was called as (signal number, frame).
-    """
+    """True if a signal handler of the program (registered, or called like one) raised ``error`` in other code."""
     handlers = set(_codes_of_handlers())
     return any(frame.f_code in handlers or _called_as_handler(frame) for frame in _frames(error.__traceback__))
 

@@ -1,7 +1,4 @@
-"""Look in a few steps for causes that have no duration of their own: hooks that pile up, and settings left on.
-
-The looks become rarer with time: see ``boundaries.later``. An error in this module ends only this module's work.
-"""
+"""Look in a few steps, ever more rarely, for causes without a duration: hooks that pile up, and settings left on."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ def trains(roots: list[Any]) -> None:
 
 
 def backward_begins() -> None:
-    """Count a backward pass of a DistributedDataParallel, and separately if it synchronizes gradients.
-
-    Note both counts after SYNCED_STEPS steps, then stop counting.
-    """
+    """Count DistributedDataParallel's backward passes and those that synchronize, for SYNCED_STEPS steps."""
     global parallel
     module = parallel() if parallel is not None else None
     if module is None:
@@ -94,11 +88,7 @@ def _on_step(number: int) -> None:
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of hooks by kind (forward, backward, tensor), and a place such as ``train.py:31``.
-
-    The numbers cover all modules. The place is that of the newest hook in the module with most hooks of one type.
-    It is "" if unknown.
-    """
+    """Return the number of all hooks by kind, and the place of the newest in the module with most, or ""."""
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     largest, newest = 0, None
     for module in _modules(this):

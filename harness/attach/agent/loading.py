@@ -52,10 +52,7 @@ _MOST_NESTED = 8  # maximum depth of datasets within datasets, or samplers withi
 
 
 class _Served(NamedTuple):
-    """Facts about the source of a DataLoader iterator's batches.
-
-    ``_look_at`` makes one per iterator, and again when persistent workers restart.
-    """
+    """Facts about the source of a DataLoader iterator's batches, anew when persistent workers restart."""
 
     source: int  # id of the dataset
     workers: bool  # False: the calling process makes the batches
@@ -141,10 +138,7 @@ def _next(before: Any) -> Any:
 
 
 def _controlled(before: Any, iterator: Any) -> Any:
-    """Return the next batch of ``iterator`` where a control is set: it may serve kept batches again or drop batches.
-
-    ``before``: torch's own ``__next__``, which makes a batch.
-    """
+    """Return the next batch where a control is set, kept or made by torch's ``__next__`` (``before``), or drop it."""
     global _depth
     around = _depth
     while True:
@@ -169,7 +163,7 @@ def _begin(iterator: Any) -> _Served | None:
     """Begin the fetch phase and return the source of the batch, if it may be for training.
 
     None for a nested loader, for a batch that a worker requests, and for an evaluation batch.
-    Raises SystemExit once all requested steps are measured. Only this hook may end the program.
+    Raises SystemExit once all requested steps are measured; no other hook may end the program.
     """
     cached = getattr(iterator, _SERVED, None)
     served = cached or _look_at(iterator)
@@ -189,10 +183,7 @@ def _begin(iterator: Any) -> _Served | None:
 
 
 def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
-    """Note how many workers ran out of items before their first batch, when that number grows.
-
-    It comes from the workers' status in torch's ``iterator``; ``first`` holds the last counts.
-    """
+    """Note how many workers (by torch's status) ran out before a first batch, when more than ``first`` holds."""
     status = getattr(iterator, "_workers_status", None)
     if not status or not _received_of or (ended := status.count(False)) == first.ended:
         return
@@ -233,10 +224,7 @@ def _epoch_batches(iterator: Any) -> int:
 
 
 def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
-    """Return which code makes each stage of a batch: dataset method, collate function and sampler.
-
-    Each entry is (stage, place such as ``train.py:31``, function, True if it makes one row at a time).
-    """
+    """Return (stage, place, function, True if row by row) of dataset method, collate function and sampler."""
     sampler = getattr(iterator, "_index_sampler", None)
     dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
     batched = _stored(dataset, "__getitems__") is not None
@@ -271,11 +259,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def _innermost(one: Any, attribute: str) -> Any:
-    """Return the dataset or sampler inside the wrappers of torch and other libraries.
-
-    ``attribute``: where a wrapper stores what it wraps, such as "dataset". Unwrapping stops at the program's own
-    classes.
-    """
+    """Return the dataset or sampler inside libraries' wrappers, which store it as ``attribute`` ("dataset")."""
     for _ in range(_MOST_NESTED):
         code, inner = _code(_stored(type(one), "__init__")), _stored(one, attribute)
         if inner is None or hasattr(type(inner), "__get__"):  # A property is code of the program.
@@ -287,10 +271,7 @@ def _innermost(one: Any, attribute: str) -> Any:
 
 
 def _defined(owner: Any, name: str) -> tuple[str, str]:
-    """Return (place, qualified name) of the function ``name`` of ``owner``, a class or object.
-
-    The place is like ``train.py:31``; "" for a function of a library or one without Python code.
-    """
+    """Return (place, qualified name) of a function of ``owner``; place "" in libraries or without Python code."""
     code = _code(_stored(owner, name))
     if code is None:
         return "", f"{getattr(owner, '__qualname__', '')}.{name}".lstrip("._")
@@ -336,10 +317,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
 
 
 def arrived(batch: Any, trace: boundaries.Trace | None, loader: boundaries.Loader, items: int = 0) -> None:
-    """Record a training batch: its size, and what the checks of padding, memory and repeated rows read from it.
-
-    ``trace``, ``loader`` and ``items``: see :func:`boundaries.received`.
-    """
+    """Record a training batch: size, padding, memory, repeated rows; arguments as :func:`boundaries.received`."""
     recording = boundaries.state
     recording.batches += 1
     if recording.batches >= padding.due:
@@ -381,10 +359,7 @@ def _reset(before: Any) -> Any:
 
 
 def _drained(iterator: Any) -> None:
-    """Handle a restart of persistent workers for a new epoch.
-
-    If unserved batches are dropped, the numbers of the workers' later batches are unknown.
-    """
+    """Handle a restart of persistent workers: later batches lose their numbers if unserved ones are dropped."""
     arrivals.forget(iterator)
     setattr(iterator, _SERVED, None)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
@@ -392,10 +367,7 @@ def _drained(iterator: Any) -> None:
 
 
 def _next_index(before: Any) -> Any:
-    """Return a wrapper of ``before`` that times the choice of a batch's items as the stage "sample".
-
-    The first call of an epoch shuffles, which may take seconds.
-    """
+    """Return ``before``, timed as the stage "sample": the first call of an epoch shuffles, perhaps for seconds."""
 
     def _next_index(self: Any) -> Any:
         if not guard.on or _depth != 1 or get_ident() != boundaries.recorded_thread:
@@ -462,10 +434,7 @@ def _fetch(before: Any) -> Any:
 
 
 class _packing:  # noqa: N801 - stands in for a function
-    """Stand-in for a loader's collate function: starts the stage "pack", then calls it. Other attributes are forwarded.
-
-    Collating is the last work of torch's fetchers, so the stage ends with the fetch.
-    """
+    """Stand-in for a collate function: starts the stage "pack" (ends with the fetch), forwards attributes."""
 
     def __init__(self, collate: Any) -> None:
         self._collate = collate
@@ -484,10 +453,7 @@ class _packing:  # noqa: N801 - stands in for a function
 
 
 def _close(made: bool) -> None:
-    """Write the stages of the batch that was just made, if this process is a loader worker.
-
-    ``made``: False if the fetch failed; its stages are then dropped.
-    """
+    """Write the stages of the batch just made in a loader worker; drop them if it failed (``made`` is False)."""
     global _made_here
     pieces = stages.take()
     info: Any = get_worker_info()
@@ -497,10 +463,7 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """Return (tokens, samples) of a batch: elements and rows of its first tensor (see :func:`first_tensor`).
-
-    Both are 0 without a tensor. Tokens are 0 unless the tensor holds integers in at least two dimensions.
-    """
+    """Return (tokens, samples): elements (of 2-D integers, else 0) and rows of the batch's first tensor; or zeros."""
     first = first_tensor(batch)
     if first is None:
         return 0, 0

@@ -1,7 +1,4 @@
-"""Read the memory of this process and of its workers. A page shared by several counts in proportion.
-
-Pages of files and of shared memory do not count: the kernel drops a memory-mapped dataset's pages when it needs room.
-"""
+"""Read the memory of this process and of its workers: shared pages in proportion, without droppable pages of files."""
 
 from __future__ import annotations
 
@@ -36,20 +33,14 @@ def _pss(child: Any) -> int:
 
 
 def _line(path: str, name: bytes, unit: int = 1024) -> int:
-    """Return the value in bytes of the line of file ``path`` that begins with ``name``.
-
-    The file states it in ``unit`` bytes. Raises ValueError if there is no such line.
-    """
+    """Return the bytes in the line of file ``path`` (in ``unit`` bytes) that begins with ``name``; else ValueError."""
     with open(path, "rb") as file:
         text = file.read()
     return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * unit
 
 
 def _left_of_limit() -> int:
-    """Return the bytes left below the cgroup's memory limit; sys.maxsize without a limit.
-
-    They include file pages that the kernel drops first.
-    """
+    """Return the bytes left of the cgroup's limit, with droppable file pages; sys.maxsize without a limit."""
     try:
         with open(_CGROUP + "max", "rb") as most, open(_CGROUP + "current", "rb") as used:
             free = int(most.read()) - int(used.read())

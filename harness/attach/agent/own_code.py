@@ -1,7 +1,4 @@
-"""Fingerprint the program's own code: its loaded modules outside of libraries.
-
-If the fingerprints of two runs of one command differ, the code was edited in between.
-"""
+"""Fingerprint the program's own loaded modules: a different one in another run means that the code was edited."""
 
 from __future__ import annotations
 

@@ -1,36 +1,28 @@
 """Sample where the recorded thread is, and time its garbage collections: time that no phase of a step shows.
 
 A second thread looks at the recorded thread's stack. A look stands for the time since the previous look. A call that
-holds the interpreter lock (a garbage collection, for example) delays the look, which then finds that call.
+holds the interpreter lock (such as a garbage collection) delays the look, which then finds that call. Python code holds
+the lock until it calls something that releases it, for 5 ms at most:
 
-Python code holds the lock until it calls something that releases it, for 5 ms at most. There are two kinds of delay:
-
-- ``LATE``: the look waited for less than that. It found the releasing call, but the time was spent in Python code
-  before the call.
+- ``LATE``: the look waited for less. It found the releasing call, but the time was spent in Python code before it.
 - ``FORCED``: the look waited for longer, and found the Python code itself.
 
-If another phase began meanwhile, the place is unknown, and the look counts for the phase in which it was due.
+If another phase began meanwhile, the place is unknown, and the look counts for the phase in which it was due. Program
+code that runs as a hook of a backward pass, in the recorded or autograd's threads, has the phase ``HOOKS``.
 
-In a backward pass, program code that runs as a hook is not the model's work: its phase is ``HOOKS``. This holds for the
-recorded thread and for autograd's threads.
+Each look also reads how long the other Python threads ran: it waited for the lock, and not for a core, while they ran
+Python (outside of torch's calls). The switch interval is ``INTERVAL_S`` only while no other Python thread runs, because
+it would change how long competing threads wait. Looks become rarer with time (:data:`INTERVALS`). The thread only
+appends to a list, which the recorded thread empties at the end of a step.
 
-Each look also reads how long the other Python threads ran. Such a thread holds the lock while it runs Python: the look
-then waited for the lock, and not for a core. A thread within a call of torch has released the lock.
-
-While no other Python thread runs, only this thread waits for the lock. The switch interval is then ``INTERVAL_S``.
-Where several threads compete for the lock, a shorter interval would change their waiting times.
-
-Looks are frequent at first and rarer later, so that long training runs lose less time: see :data:`INTERVALS`. The
-thread only appends to a list. The recorded thread empties this list at the end of a step, and writes all records.
-
-A second thread has two known dangers:
+Dangers of a second thread:
 
 - Before Python 3.12, a garbage collection within ``sys._current_frames()`` can block the program for ever (CPython
   issue 106883). A look is skipped if a collection may be due.
 - A library in C may fork while the thread waits for the lock. A child that then runs Python without
   ``PyOS_AfterFork_Child()`` hangs.
 
-Nothing is sampled where commands take turns: a look would find a stopped program at the place where it was stopped.
+Where commands take turns nothing is sampled: a look would find where the program was stopped.
 """
 
 from __future__ import annotations
@@ -102,10 +94,7 @@ WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "async
 
 
 class _Sampler:
-    """Sampling of one process: the thread that looks at the recorded thread, and its records that are not yet written.
-
-    ``_on_step`` makes it, from step FIRST on; never in a program that takes turns.
-    """
+    """Sampling of one process from step FIRST on, and unwritten records; never in a program that takes turns."""
 
     def __init__(self) -> None:
         self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, delay, nanoseconds
@@ -129,10 +118,7 @@ class _Sampler:
         self.collected_ns = 0  # nanoseconds of all garbage collections that ended before the last look
 
     def run(self) -> None:
-        """Look at the recorded thread again and again, until :attr:`ended` is released.
-
-        This is the sampling thread's function.
-        """
+        """Look at the recorded thread until :attr:`ended` is released: the sampling thread's function."""
         process, self.thread = os.getpid(), get_native_id()
         run_queue.own.add(self.thread)
         last_ns = self.begun_ns = monotonic_ns()  # time of the last look
@@ -162,10 +148,7 @@ class _Sampler:
             self.left.release()
 
     def start(self) -> None:
-        """Start the sampling thread, unless it runs already.
-
-        It is not a threading.Thread, because the program would see it among its own.
-        """
+        """Start the sampling thread, unless it runs; no threading.Thread, which the program would see."""
         if self.left.acquire(blocking=False):
             _thread.start_new_thread(self.run, ())
 
@@ -180,11 +163,7 @@ class _Sampler:
             sleep(STOP_S / 10_000)  # the kernel's thread ends a little later
 
     def _look(self, last_ns: int, due_ns: int) -> int:
-        """Look once at the recorded thread and the other threads. Return the time of this look in ns.
-
-        ``last_ns``: time of the last look; returned if this look is skipped because of a garbage collection.
-        ``due_ns``: time at which this look was due.
-        """
+        """Look at all threads and return the time in ns; ``last_ns`` if a garbage collection may be due: no look."""
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()
@@ -223,10 +202,7 @@ class _Sampler:
         return now
 
     def _wait_shortly(self, shortly: bool) -> None:
-        """Set Python's switch interval: INTERVAL_S if ``shortly``, else the program's own value.
-
-        An interval that the program has set meanwhile is not overwritten by the older value.
-        """
+        """Set Python's switch interval (INTERVAL_S, or the program's), unless the program has set another."""
         now_s = sys.getswitchinterval()
         is_ours = abs(now_s - self.short_s) < ROUNDING_S
         if not is_ours:
@@ -238,11 +214,7 @@ class _Sampler:
             sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
-        """Note the places of other Python threads that ran since the last look, ``since_ns`` ago.
-
-        ``frames``: innermost frame by thread. A thread with a frame may have ended.
-        pthread_getcpuclockid() would read freed memory, so ask the kernel.
-        """
+        """Note the places of other Python threads that ran in the last ``since_ns``, by the kernel's clocks."""
         thread_ids = [ident for ident in frames if ident != boundaries.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
         for thread_id in thread_ids:
@@ -274,10 +246,7 @@ class _Sampler:
         self.memory_due_ns = begun_ns + int(wait_ns)
 
     def _read_demand(self) -> None:
-        """Record the demand for cores since the last reading.
-
-        It is the time for which the program's other threads and child processes ran or waited for a core.
-        """
+        """Record for how long other threads and child processes ran or waited for a core since the last time."""
         now, asked = monotonic_ns(), run_queue.children_asked_ns()
         asked |= {number: sum(run_queue.times_ns(os.getpid(), number)) for number in self.ran_ns}
         if self.asked is not None:
@@ -288,10 +257,7 @@ class _Sampler:
 
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
-        """Return the innermost place of the program in the stack of ``frame``, and the library function called there.
-
-        Without program code, return the innermost place in a library. None if ``frame`` is None.
-        """
+        """Return the program's (else a library's) innermost place in the stack, and the library function called."""
         innermost, inner, name = frame, None, ""
         for _ in range(MAX_FRAMES):
             if frame is None:
@@ -309,10 +275,7 @@ class _Sampler:
         return None if innermost is None else (innermost.f_code, innermost.f_lineno, None, "")
 
     def number(self, where: Where | None) -> int:
-        """Return the number under which a place was noted, and note a new place.
-
-        0 if ``where`` is None, or if :data:`MAX_PLACES` places are noted already.
-        """
+        """Return the number of a place, noting a new one; 0 without one or after :data:`MAX_PLACES`."""
         if where is None:
             return 0
         code, line, called, module = where
@@ -332,10 +295,7 @@ class _Sampler:
         return number
 
     def events(self) -> list[tuple[Any, ...]]:
-        """Return the records since the last call as events: SAMPLED, OTHER_RAN, MEMORY and DEMAND.
-
-        Looks with equal phase, place and kind of delay are added up.
-        """
+        """Return new SAMPLED, OTHER_RAN, MEMORY and DEMAND events; equal phase, place, delay are added up."""
         looks, self.looks = self.looks, []
         summed: dict[tuple[str, int, int], tuple[int, int]] = {}
         for phase, place, late, ns in looks:
@@ -386,10 +346,7 @@ def _may_hold(where: Where) -> bool:
 
 
 def _lock_entered(frame: FrameType) -> str:
-    """Return THREAD_LOCK if the frame is entering an object in a statement "with", because it then waits for a lock.
-
-    Return "" otherwise.
-    """
+    """Return THREAD_LOCK if the frame enters an object in a "with", as it then waits for a lock; else ""."""
     offset, instructions = frame.f_lasti, frame.f_code.co_code
     enters = instructions[offset] == ENTERS or (offset >= 2 and instructions[offset - 2] == ENTERS_NEXT)
     return THREAD_LOCK if offset >= 0 and enters else ""
@@ -405,8 +362,8 @@ def _collection_is_near() -> bool:
 def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
     """Return the innermost frame of a gradient hook that the backward pass is running; None without one.
 
-    ``frame``: innermost frame of the recorded thread. ``frames``: the same of all threads.
-    Autograd has a thread per device, not started by Python. Its stack begins with the code that it calls.
+    ``frame``: innermost frame of the recorded thread. ``frames``: of all threads. Autograd's own threads, one per
+    device, have stacks that begin with the code that they call.
     """
     if frame.f_code.co_name != _ENGINE:
         return frame if _calls_hook(frame, engine=True) else None
@@ -419,11 +376,7 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
 
 
 def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
-    """Return True if the stack below ``frame`` contains program code that autograd called directly, as a hook.
-
-    Program code called by a module of the model does not count.
-    ``engine``: True if the backward pass was called in this thread, so that its call must be in the stack.
-    """
+    """True if autograd called program code below ``frame`` directly, as a hook. ``engine``: backward ran here."""
     calls_program = False
     for _ in range(MAX_FRAMES):
         if frame is None or frame.f_code.co_name == _ENGINE:
@@ -437,10 +390,7 @@ def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
 
 
 def _phase_at(due_ns: int) -> str | None:
-    """Return the phase at the time ``due_ns``; "" if no phase was open then.
-
-    None if no phase boundary came after ``due_ns``, or if the events of that time are already written.
-    """
+    """Return the phase at ``due_ns`` ("": none open); None without a later boundary or once events are written."""
     later = False
     for event in reversed(boundaries.state.events):
         if event[0] in (boundaries.ENTER, boundaries.EXIT):
@@ -451,10 +401,7 @@ def _phase_at(due_ns: int) -> str | None:
 
 
 class _Collections:
-    """Garbage collections in the recorded thread since the last step end: number, time and place of the longest.
-
-    An instance is a callback in ``gc.callbacks``; ``_on_step`` makes it together with the sampler.
-    """
+    """Callback that counts the recorded thread's garbage collections of a step, with the longest one's place."""
 
     def __init__(self) -> None:
         self.times = self.total_ns = self.longest_ns = self.begun_ns = 0

@@ -1,11 +1,8 @@
-"""Count the padding positions of some batches. Only tensors on the CPU are read, so that no device has to wait.
+"""Count the padding positions of some batches, from CPU tensors only, so that no device has to wait.
 
-A position is padding where ``attention_mask`` is 0. Without a mask, padding is a run of equal tokens at the end or
-start of a row. Each of its tokens has the label -100 or, without labels, is the commonest such token. Tokens of a
-prompt (label -100, but different) are not padding.
-
-Every batch is counted where commands take turns, as they are compared by their tokens. An error in this module ends
-only this module's work.
+Padding: ``attention_mask`` is 0, or without a mask, a run of equal tokens at the end or start of a row that are
+labelled -100 or, without labels, are the commonest such token. Tokens of a prompt (label -100, but different) are not
+padding. Every batch counts where commands take turns and are compared by tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +29,7 @@ _missed = 0
 
 
 def forget() -> None:
-    """Reset the counting of padding: the next batch is counted again.
-
-    Called in a forked child and before the next program.
-    """
+    """Reset the counting, in a forked child and before the next program: the next batch is counted again."""
     global due, _missed
     due, _missed = 1, 0
 
@@ -62,10 +56,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
-    """Return (positions, padding positions, positions in columns of padding only) of the batch's first rows.
-
-    ``most``: maximum positions that are read. None if the batch does not show its padding.
-    """
+    """Return (positions, padding, padding in all-padding columns) of the first rows; None if padding is unknown."""
     ids, mask, labels = _parts(batch)
     grid = next((tensor for tensor in (ids, mask) if tensor is not None), None)
     if grid is None:
@@ -81,10 +72,7 @@ def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
 
 
 def _parts(batch: Any) -> tuple[Any, Any, Any]:
-    """Return (token ids, attention mask, labels) of a batch of two-dimensional integer tensors on the CPU.
-
-    Each is None if it is missing or unsuitable. All are None if the parts of a list cannot be told apart.
-    """
+    """Return (ids, attention mask, labels), two-dimensional integer CPU tensors; None: missing or indistinguishable."""
     if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
         names = list(batch.keys())
         ids = next((batch[name] for name in IDS if name in names), None)
@@ -123,10 +111,7 @@ def _is_mask(one: Tensor) -> bool:
 
 
 def _runs(ids: Any, labels: Any) -> Any:
-    """Return a Boolean array in the form of ``ids``, True at the padding at the end or start of each row.
-
-    ``labels``: None if the batch has none.
-    """
+    """Return a Boolean array like ``ids``: True at padding of each row's ends. ``labels``: None if there are none."""
     padding = ids != ids  # all False
     for step in (-1, 1):
         first = ids[:, -1:] if step < 0 else ids[:, :1]

@@ -1,14 +1,11 @@
 """Profile a few steps if the settings ask for it: torch.profiler in this process, or py-spy in the launcher.
 
-The window starts once the program is warm and before any step is measured. Steps with batches made within the window
-are not measured either. A closing window follows the measured steps of a program that ends after a given number of
-steps. It runs only if events cannot tell device work from waits for launches in more than NOTICEABLE of the time.
+    window           once the program is warm, before any measured step; steps on its batches are not measured either
+    closing window   after the measured steps of a program that ends after a given number, if events cannot tell device
+                     work from waits for launches in more than NOTICEABLE of the time
+    py-spy           asked for and answered by files (``attach/sampling.py``); this module spins its clock marks
 
-A file asks the launcher for py-spy, and other files answer: see ``attach/sampling.py``. This module spins the clock
-marks of py-spy's window in the sampled thread.
-
-An error in this module ends only the profiling. A program that profiles itself is not profiled here: torch has one
-profiler, and starting a second one would raise an error in the user's program.
+An error here ends only the profiling. A program that profiles itself is not profiled: torch has one profiler.
 """
 
 from __future__ import annotations
@@ -92,10 +89,7 @@ def patch() -> None:
 
 
 def begin() -> None:
-    """Prepare a requested profile: measure no step before the profiling window.
-
-    Also allow the launcher's py-spy to trace this process, which the kernel module Yama would forbid.
-    """
+    """Prepare a requested profile: measure no step before it, and let py-spy trace this process despite Yama."""
     if record.settings.get("profile_seconds"):
         import ctypes
 
@@ -130,10 +124,7 @@ def abandon() -> None:
 
 
 def _on_step(number: int) -> None:
-    """Advance the profiling window at the start of step ``number``: begin it once the program is warm, or end it.
-
-    At its end, set the first measured step.
-    """
+    """Advance the window at step ``number``: begin it once warm, or end it and set the first measured step."""
     state.evaluating = 0
     if boundaries.state.measured_from is not None or watching.busy():
         return
@@ -157,11 +148,7 @@ def _on_measured_step(_number: int) -> None:
 
 
 def _may_end(number: int) -> bool:
-    """Return True if the program may end before step ``number``, False to continue for its closing profiling window.
-
-    The window begins here if CUDA events leave over :data:`NOTICEABLE` of the time unexplained. Each call then advances
-    it by a step. Several ranks have no such window.
-    """
+    """Return True if the program may end before step ``number``, False while its closing window (one rank) goes on."""
     if boundaries.state.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
@@ -175,10 +162,7 @@ def _may_end(number: int) -> bool:
 
 
 def _on_evaluation() -> None:
-    """End torch's profiling window if more than MOST_EVALUATING evaluation batches come within one of its steps.
-
-    An evaluation's events belong to no step and would fill the memory.
-    """
+    """End torch's window after MOST_EVALUATING evaluation batches in a step, which would fill the memory."""
     if state.profiler is None or boundaries.state.steps <= state.first:
         return
     state.evaluating += 1
@@ -187,18 +171,12 @@ def _on_evaluation() -> None:
 
 
 def _over(part: Callable[[int], bool], number: int) -> bool:
-    """Return True if a profiler's window is over, or if ``part`` failed.
-
-    ``part``: advances one profiler to step ``number``.
-    """
+    """True if a profiler's window is over, or ``part``, which advances it to step ``number``, failed."""
     return _carefully(part, number) is not False
 
 
 def _carefully(action: Callable[..., Any], *given: Any) -> Any:
-    """Return the result of ``action(*given)``.
-
-    If it raises an error of the agent, end the profiling and return None.
-    """
+    """Return ``action(*given)``; None, and end the profiling, if it raises an error of the agent."""
     try:
         return action(*given)
     except Exception as error:
@@ -208,10 +186,7 @@ def _carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 
 def _torch_is_over(number: int) -> bool:
-    """Advance torch's profiler to step ``number``.
-
-    Return True if its window is over, was not asked for, or cannot begin.
-    """
+    """Advance torch's profiler. True if its window is over, was not asked for, or cannot begin."""
     active = record.number("profile_steps") or record.number("closing_steps")
     if state.torch_over or not active:
         return True
@@ -252,10 +227,7 @@ def _start(active: int) -> None:
 
 
 def _write(number: int) -> None:
-    """Stop torch's profiler at the start of step ``number`` (or after the last step), and write its trace.
-
-    If the program ended during the profiler's warm-up, write no trace and note the reason.
-    """
+    """Stop torch's profiler at the start of step ``number``; write its trace, or note that it never became active."""
     profiler, end_ns = state.profiler, monotonic_ns()
     if number <= state.first:
         abandon()
@@ -280,10 +252,7 @@ def _call(action: Callable[[], None]) -> None:
 
 
 def _py_spy_is_over(number: int) -> bool:
-    """Advance py-spy's window to step ``number``: ask the launcher for it (once), or mark its start or end.
-
-    Return True if the window is over or was not asked for. Raises TimeoutError if the launcher does not answer.
-    """
+    """Advance py-spy's window to step ``number``; True if over or not asked for. May raise TimeoutError."""
     seconds = record.number("profile_seconds")
     if not seconds:
         return True
@@ -309,11 +278,7 @@ def _py_spy_is_over(number: int) -> bool:
 
 
 def _agree(number: int) -> bool:
-    """Make all ranks end py-spy's window at the same step. Return True if that step is known in this rank.
-
-    ``number``: step that begins. The rank that asked for py-spy chooses the step ``number`` + 2.
-    Ranks that train together are never further apart.
-    """
+    """Make all ranks end py-spy's window at the asking rank's step ``number`` + 2. Return True if known here."""
     _, world = record.ranks()
     path = os.path.join(record.folder(), FROM)
     if world is None or world == 1:
@@ -346,10 +311,7 @@ def _exists(name: str) -> bool:
 
 
 def _create(name: str) -> bool:
-    """Create the file ``name`` in the record folder, with this process's id as content.
-
-    Return False if it exists already.
-    """
+    """Create the file ``name``, with this process's id, in the record folder. Return False if it exists."""
     try:
         with open(os.path.join(record.folder(), name), "x", encoding="utf-8") as file:
             file.write(str(os.getpid()))
@@ -359,10 +321,7 @@ def _create(name: str) -> bool:
 
 
 def _spin_marks(first: int) -> Iterator[tuple[int, int]]:
-    """Run MARKS clock marks: functions that spin for MARK_NS, named by their numbers from ``first`` on.
-
-    Yield (start, end) of each in ns. py-spy's samples show them at known times.
-    """
+    """Spin for MARK_NS in functions named by numbers from ``first`` on, for py-spy; yield (start, end) in ns."""
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + GAP_NS)
         name = f"{MARK}{number}"
@@ -441,10 +400,7 @@ def _realtime_minus_monotonic() -> tuple[int, int]:
 
 
 def _import_roots() -> list[str]:
-    """Return the folders from which modules were imported, longest first.
-
-    File names in py-spy's stacks are shortened relative to them.
-    """
+    """Return the folders of imported modules, longest first, to shorten file names in py-spy's stacks."""
     roots = {os.path.abspath(entry) for entry in sys.path}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)

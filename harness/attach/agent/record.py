@@ -1,10 +1,10 @@
 """Write the facts and events of this process as frames into its own file.
 
-A SIGKILL loses the open step, and earlier steps in the same frame (``boundaries.FRAME_NS``).
+A SIGKILL loses the open step, and earlier steps in the same frame (``boundaries.FRAME_NS``). A frame is its length (4
+bytes, little endian) and the marshal (format 4, readable by every Python 3) of a word and its content:
 
-A frame is its length (4 bytes, little endian) and the marshal (format 4, readable by every Python 3) of a pair: a word
-and its content. Words: "process" (its facts), "events" (of steps, see ``probes.ledger.rows``), "batch" (a loader
-worker's spans) and "note".
+    process   facts of the process        batch   spans of a loader worker
+    events    of steps, see ``probes.ledger.rows``         note    one fact
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ settings: dict[str, int | str | None] = {}
 
 
 def begin(folder: str) -> bool:
-    """Start to record this process into ``folder``, with the agent's settings from its ``settings.json``.
-
-    Return False if the folder does not exist, or if a recording is already active.
-    """
+    """Start to record this process into ``folder``; False if there is no such folder or a recording is active."""
     global _folder, _registered
     if _folder or not os.path.isdir(folder):
         return False
@@ -62,10 +59,7 @@ def begin(folder: str) -> bool:
 
 
 def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return a replacement of ``os._exit`` that first writes the ended steps. ``leave``: the original function.
-
-    ``os._exit`` calls no ``atexit`` function, so these steps would be lost.
-    """
+    """Return a replacement of ``os._exit`` (``leave``) that first writes ended steps, as no ``atexit`` runs."""
 
     @wraps(leave)
     def _exit(status: int) -> NoReturn:
@@ -114,10 +108,7 @@ def _forked() -> None:
 
 
 def write(word: str, content: Any) -> None:
-    """Append one frame (``word``, ``content``) to this process's file, with a single system call.
-
-    The file is created first if needed. Do nothing if nothing is recorded.
-    """
+    """Append one frame (``word``, ``content``) to this process's file, if any, by one system call."""
     if not forks.here[0]:  # a child that was not forked by Python
         _forked()
         if word == "events":
@@ -129,10 +120,7 @@ def write(word: str, content: Any) -> None:
 
 
 class FrameFile:
-    """File of frames (see the module).
-
-    Each is appended with a single system call, so written frames outlive the process.
-    """
+    """File of frames, each appended by one system call, so that written ones outlive the process."""
 
     __slots__ = ("_descriptor", "_identity", "_path")
 
@@ -158,10 +146,7 @@ class FrameFile:
             os.close(self._descriptor)
 
     def _is_open(self) -> bool:
-        """Return True if the file is still open under its descriptor number.
-
-        The program may have closed all files, and another file may have that number now.
-        """
+        """True if the descriptor is still this file: the program may have closed all and opened another."""
         try:
             status = os.fstat(self._descriptor)
         except OSError:
@@ -170,10 +155,7 @@ class FrameFile:
 
 
 def _open() -> FrameFile | None:
-    """Create this process's file, write its facts, and return it; None if nothing is recorded.
-
-    Other threads see the file only after its first frame: readers reject a file that begins otherwise.
-    """
+    """Create this process's file, with its facts, before other threads see it; None if nothing is recorded."""
     global _file, _owner
     if not _folder:
         return None
@@ -201,10 +183,7 @@ def begin_anew() -> None:
 
 
 def note(what: str, text: Any) -> None:
-    """Write one fact about this process. ``what``: kind of the fact, such as "device".
-
-    ``text``: its value, plain data.
-    """
+    """Write one fact about this process: its kind, such as "device", and its value, plain data."""
     write("note", (what, text))
 
 
@@ -239,20 +218,14 @@ def word(name: str) -> str | None:
 
 
 def ranks() -> tuple[int | None, int | None]:
-    """Return (rank of this process, number of ranks) from the environment that torchrun or Slurm sets.
-
-    Each is None if the environment does not contain it.
-    """
+    """Return (rank, number of ranks) from torchrun's or Slurm's environment; each None without it."""
     rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if os.environ.get(name, "").isdecimal()), None)
     world = next((os.environ[name] for name in ("WORLD_SIZE", "SLURM_NTASKS") if name in os.environ), None)
     return int(rank) if rank is not None else None, int(world) if world is not None and world.isdecimal() else None
 
 
 def _process() -> dict[str, Any]:
-    """Return the facts of this process, the content of the first frame.
-
-    See ``ProcessFacts`` in ``attach/frames.py``.
-    """
+    """Return the facts of this process for the first frame: ``ProcessFacts`` in ``attach/frames.py``."""
     rank, world = ranks()
     torch = sys.modules.get("torch")
     return {

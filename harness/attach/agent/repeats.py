@@ -1,8 +1,4 @@
-"""Count rows that training gets again, by content, where commands take turns: their losses are not recorded.
-
-Only rows of a batch's first tensor on the CPU count, so that no device has to wait. Each epoch starts from zero. An
-error in this module ends only this module's work.
-"""
+"""Count rows on the CPU that an epoch serves again where commands take turns, as their losses are not recorded."""
 
 from __future__ import annotations
 
@@ -45,10 +41,7 @@ def epoch_ended() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the rows of a training batch that the same epoch has served before.
-
-    Called only where commands take turns.
-    """
+    """Count the rows of a training batch that its epoch has served before, where commands take turns."""
     tally, state = _rows, boundaries.state
     if state.doubtful or tally.rows >= COUNTED_ROWS_MAX:
         return
@@ -71,10 +64,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _digests(batch: Any) -> list[int]:
-    """Return one digest per row of a tensor: the sum of its values times random odd numbers, modulo 2**64.
-
-    Empty unless it is a plain tensor on the CPU with at least two dimensions.
-    """
+    """Return by row the sum of values x random odd numbers, modulo 2**64; empty unless a plain 2-D CPU tensor."""
     numpy = sys.modules.get("numpy")
     plain = type(batch) is Tensor and batch.is_cpu and batch.layout is torch.strided and not batch.is_nested
     if numpy is None or not plain or batch.ndim < 2 or not batch.numel() or not batch.is_contiguous():

@@ -1,9 +1,7 @@
-"""Read how long the main thread and its native compute threads ran and waited for a core (schedstat).
+"""Read how long threads (main, native compute) and child processes ran and waited for a core (schedstat).
 
-The kernel adds up a wait when it ends, so a thread that was not switched since the last reading has not waited. If the
-switches of all threads are counted (``switches.py``), the lines are read only after a switch.
-
-This module also reads the core time that child processes ask for: loader workers, and others that the program started.
+A wait is added when it ends, so a thread that was not switched has not waited: if the switches of all threads are
+counted (``switches.py``), the lines are read only after a switch.
 """
 
 from __future__ import annotations
@@ -45,10 +43,7 @@ _parents: dict[int, int] = {}  # process ids of the parents, by process id
 
 
 def forget() -> None:
-    """Reset the readings in a forked child, which has other threads.
-
-    Open files are not closed: their numbers may be reused.
-    """
+    """Reset the readings in a forked child, but close no file: numbers may be reused."""
     global _begun, _core, _skipped, _uncounted
     _begun, _core = False, None
     _skipped = _uncounted = 0
@@ -59,10 +54,7 @@ def forget() -> None:
 
 
 def follow(core: CpuReading) -> None:
-    """Use ``core`` as the main thread's CPU clock from now on.
-
-    Its switch counter then decides when lines are read again.
-    """
+    """Use ``core`` as the main thread's CPU clock, whose switch counter decides when lines are read again."""
     global _core
     _core = core
     _counts[:1] = [core.count]
@@ -127,10 +119,7 @@ def _runs(lines: Iterable[bytes]) -> list[bytes]:
 
 
 def _count_no_more() -> None:
-    """Handle schedstat lines that changed although no switch was counted.
-
-    If this happens more than MOST_UNCOUNTED times, stop using the switch counters.
-    """
+    """Handle lines that changed without a counted switch: over MOST_UNCOUNTED times end the use of counters."""
     global _core, _uncounted
     _uncounted += 1
     if _core is not None and _uncounted > MOST_UNCOUNTED:
@@ -141,10 +130,7 @@ def _count_no_more() -> None:
 
 
 def find_threads() -> None:
-    """Start to read the program's native compute threads that appeared since the last call.
-
-    They start with the first parallel region. The main thread must be read already.
-    """
+    """Start to read new native compute threads, which appear with the first parallel region, after the main one."""
     if not _descriptors:
         return
     python = {thread.native_id for thread in threading.enumerate()}
@@ -166,10 +152,7 @@ def _open(tid: int) -> bool:
 
 
 def times_ns(process: int, thread: int) -> tuple[int, int]:
-    """Return (ns that a thread ran, ns that it waited for a core) since its start.
-
-    Both are 0 if the thread has ended or the kernel does not record them.
-    """
+    """Return (ns that a thread ran, waited for a core) since its start; zeros if ended or not recorded."""
     try:
         with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
             ran, waited, *_ = file.read().split()

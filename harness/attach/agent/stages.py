@@ -1,7 +1,6 @@
 """Split the making of one batch into stages without overlap (read, tokenize, pack), in the process that makes it.
 
-An inner stage's time does not count in the outer stage: tokenizing within a dataset's ``__getitem__`` is not reading.
-So the stages of a batch never sum to more than its making.
+An inner stage (tokenizing in ``__getitem__``) does not count in the outer one: stages sum to at most the making.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ MOST_LOST = 20  # 1/MOST_LOST of the time since the last reading may be lost wit
 class CpuReading:
     """Last reading of a thread's CPU time, extrapolated while the thread is on its core.
 
-    This is exact for a thread whose switches are counted (``switches.py``). For others it is assumed for ``NEAR_NS``.
-    Callers inline these lines, as a function call would cost as much as they do::
+    Exact for a thread whose switches are counted (``switches.py``), else assumed for ``NEAR_NS``. Callers inline this::
 
         now = monotonic_ns()
         if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
@@ -45,11 +43,7 @@ class CpuReading:
         self.longest_ns = NEAR_NS
 
     def counts(self, count: Any, longest_ns: int, here: Any) -> None:
-        """Use ``count`` to detect switches of the thread.
-
-        ``longest_ns``: maximum validity of a reading. ``here``: its first item is 0 in a forked child (see
-        :mod:`forks`).
-        """
+        """Use ``count`` to see switches. ``longest_ns``: validity. ``here``: first item 0 in a child (:mod:`forks`)."""
         self.count, self.counted, self.near_ns, self.here = count, -1, 0, here
         self.lasts_ns = self.longest_ns = longest_ns
 
@@ -58,10 +52,7 @@ class CpuReading:
         self.counts((0,), NEAR_NS, (1,))
 
     def read(self) -> tuple[int, int]:
-        """Return (CPU time of the calling thread, CLOCK_MONOTONIC) in ns, by a system call.
-
-        Later readings extrapolate from it.
-        """
+        """Return (CPU time of the calling thread, CLOCK_MONOTONIC) in ns, by a system call, for later extrapolation."""
         if not self.here[0]:
             self.uncounted()
         counted = self.count[0]  # first, so that a later switch is noticed
@@ -76,10 +67,7 @@ class CpuReading:
 
 
 class Making:
-    """Batch in preparation by one thread: its open stages (innermost last) and the completed pieces of stages.
-
-    Each thread has one instance, used again for its next batch.
-    """
+    """Batch in preparation by one thread, reused for its next one: open stages (innermost last), pieces of stages."""
 
     __slots__ = ("core", "cpu_ns", "items", "open", "pieces", "start_ns")
 
@@ -121,10 +109,7 @@ def enter(name: str) -> None:
 
 
 def enter_within(name: str) -> bool:
-    """Enter the stage ``name`` if this thread is making a batch and that stage is not already the innermost.
-
-    Return True if entered.
-    """
+    """Enter stage ``name`` if this thread makes a batch and is not in it already; return True if entered."""
     return cut(name, True)
 
 
@@ -133,11 +118,7 @@ def leave() -> None:
 
 
 def add_others(process_ns: int) -> None:
-    """Add the CPU time of a library's threads to the open stage, if the stage mostly waited for them.
-
-    ``process_ns``: CPU time (ns) of the process at the stage's start.
-    The addition is limited to the time waited, because unrelated threads of the process count, too.
-    """
+    """Add the CPU time of a library's threads (since ``process_ns``) to an open stage that mostly waited for them."""
     making = _thread.making
     cpu_ns = thread_time_ns() - making.cpu_ns
     waited_ns = monotonic_ns() - making.start_ns - cpu_ns
@@ -146,10 +127,7 @@ def add_others(process_ns: int) -> None:
 
 
 def begin(name: str, items: int = 0) -> bool:
-    """Begin a batch with the stage ``name``. ``items``: number of its items; 0 if unknown.
-
-    Return False if this thread is making a batch already: a loader within a dataset.
-    """
+    """Begin a batch of ``items`` (0: unknown) with a stage; False if the thread makes one already (nested loader)."""
     making = _thread.making
     if making.open:
         return False
@@ -185,8 +163,8 @@ def end(kept: int = 0) -> None:
 def cut(name: str | None, within: bool = False) -> bool:
     """End the current piece of a stage now, and start the stage ``name`` or (None) end the innermost stage.
 
-    ``within``: only start a stage in a batch in preparation, and only if it is not the innermost stage already.
-    Return True if a stage changed.
+    ``within``: only start a stage of a batch in preparation that is not innermost already. Return True if a stage
+    changed.
     """
     making = _thread.making
     open_ = making.open
@@ -212,20 +190,14 @@ def cut(name: str | None, within: bool = False) -> bool:
 
 
 def add(name: str, start_ns: int, cpu_ns: int) -> None:
-    """Add a completed piece of the stage ``name`` that ends now, while no stage is open.
-
-    ``start_ns``: its start (CLOCK_MONOTONIC). ``cpu_ns``: CPU time (ns) of the thread at that time.
-    """
+    """Add a piece of stage ``name`` from ``start_ns`` (CPU time: ``cpu_ns``) to now, while no stage is open."""
     making = _thread.making
     until_ns, now = making.core.read()
     making.pieces.append((name, start_ns, now, until_ns - cpu_ns))
 
 
 def take() -> list[Piece]:
-    """Return this thread's completed pieces since the last call, in order.
-
-    Long lists are merged to one piece per stage.
-    """
+    """Return this thread's completed pieces since the last call, in order; of long lists one per stage."""
     making = _thread.making
     pieces, making.pieces = making.pieces, []
     return pieces if len(pieces) <= MAX_PIECES_OF_A_BATCH else _merged(pieces)

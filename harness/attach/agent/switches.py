@@ -1,9 +1,8 @@
-"""Count how often a thread was put on a core, without a system call: read a page that the kernel updates.
+"""Count how often a thread was put on a core, by a page that the kernel updates, without a system call.
 
-Reading a thread's CPU time is a system call: 1 us in a tight loop, 2.5 us within a training step. While the thread
-stays on its core, its CPU time advances with the clock. The kernel records each time it puts a thread with a
-performance event on a core (``lock`` in the event's page, perf_event_open(2)). The event counts nothing. If the process
-may not open such an event, ``stages.NEAR_NS`` is used instead.
+Reading a thread's CPU time costs a system call (1 us in a tight loop, 2.5 us in a step), but on its core it advances
+with the clock. The kernel notes in the page of a performance event, which counts nothing, each time it puts the thread
+on a core (``lock``, perf_event_open(2)). Without permission for such events, ``stages.NEAR_NS`` is used.
 """
 
 from __future__ import annotations
@@ -27,19 +26,13 @@ _asked = False
 
 
 def forget() -> None:
-    """Drop the main thread's counter in a forked child.
-
-    The kernel does not copy the counter's page, so nothing may read it there.
-    """
+    """Drop the main thread's counter in a forked child, which has no copy of its page to read."""
     global _count, _asked
     _count, _asked = None, False
 
 
 def count() -> Any:
-    """Return a sequence whose first number changes with each switch of the main thread.
-
-    None if the system does not allow such a counter. The first call decides, and its answer is kept.
-    """
+    """Return a sequence whose first number changes with each switch of the main thread; None if not allowed."""
     global _count, _asked
     if not _asked:
         _asked = True
@@ -49,18 +42,12 @@ def count() -> Any:
 
 
 def count_of(thread: int) -> Any:
-    """Return a sequence whose first number changes with each switch of ``thread`` (kernel thread id) of this process.
-
-    None if the main thread's switches are not counted, or if the counter cannot be opened.
-    """
+    """Return what :func:`count` does for a thread (kernel id); None if it or the main thread is not counted."""
     return None if _count is None else _open(thread)
 
 
 def _may() -> bool:
-    """Return True if opening a performance event is harmless: no seccomp filter is active.
-
-    A filter may kill a process for a forbidden call.
-    """
+    """True if opening a performance event is harmless: a seccomp filter may kill a process for it."""
     try:
         with open("/proc/thread-self/status", encoding="ascii", errors="replace") as file:
             return any(line.split() == ["Seccomp:", "0"] for line in file)
@@ -69,10 +56,7 @@ def _may() -> bool:
 
 
 def _open(thread: int) -> Any:
-    """Open the counter of a thread's switches and return it as a sequence of one number; None if the system refuses.
-
-    ``thread``: kernel thread id; 0 for the calling thread.
-    """
+    """Open the counter of a thread (kernel id; 0: this one) as a sequence of one number; None if refused."""
     number = _CALL.get(platform.machine())
     if number is None:
         return None

@@ -1,7 +1,6 @@
-"""Time the outermost calls of tokenizers, as the stage ``tokenize`` of the batch in preparation.
+"""Time the outermost calls of tokenizers, as the stage ``tokenize`` of the batch in preparation, else outside fetches.
 
-In a loop that tokenizes its loader's output, no batch is in preparation: the time then counts outside every fetch. A
-library may encode a list of texts in threads while the caller waits. Their CPU time counts as the stage's.
+CPU time of threads that encode a list of texts while the caller waits counts as the stage's.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
 
 
 def _several(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Return True if a tokenizer call encodes several texts: an argument is a list or tuple.
-
-    ``given``: positional arguments with ``self`` first; only the one after it counts.
-    """
+    """True if a tokenizer call encodes several texts: the argument after ``self``, or a named one, is a list."""
     return any(isinstance(argument, (list, tuple)) for argument in (*given[1:2], *named.values()))
 
 

@@ -1,7 +1,4 @@
-"""Time backward passes and optimizer updates, and find the optimizer whose update closes a step.
-
-See :mod:`boundaries` for the definition of a step.
-"""
+"""Time backward passes and optimizer updates, and find the optimizer that closes a step (see :mod:`boundaries`)."""
 
 from __future__ import annotations
 
@@ -61,10 +58,7 @@ def _backward(before: Any) -> Any:
 
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
-    """Begin the phase "backward" and return True, if this is a backward pass of training.
-
-    A pass within another one (checkpointing) is part of it. ``given``: arguments of the call.
-    """
+    """Begin the phase "backward" and return True, for a training pass not within another (checkpointing)."""
     if is_compiling() or (get_ident() != boundaries.recorded_thread and not _adopted()):
         return False
     recording = boundaries.state
@@ -145,10 +139,7 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
 
 
 def _count(optimizer: int, name: str) -> None:
-    """Count an update of ``optimizer`` (its id), and close the step if this optimizer closes steps.
-
-    ``name``: its class.
-    """
+    """Count an update of ``optimizer`` (its id; ``name``: class), and close the step if it closes steps."""
     state = boundaries.state
     state.only = None
     if state.maybe:
@@ -173,10 +164,7 @@ def _count(optimizer: int, name: str) -> None:
 
 def _scaler_step(before: Any) -> Any:
     def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
-        """Stand in for ``GradScaler.step``.
-
-        An update that the scaler skips (infinite gradient) counts, too: it ends the step.
-        """
+        """Stand in for ``GradScaler.step``: a skipped update (infinite gradient) ends the step, too."""
         updates = boundaries.state.optimizers.get(id(optimizer), 0)
         if is_compiling() or not guard.carefully(_update_begins):
             return before(self, optimizer, *given, **named)

@@ -1,12 +1,10 @@
-"""Watch two early steps with ``sys.setprofile``, to find functions that are then timed by name.
-
-The module looks for three things:
+"""Watch two early steps with ``sys.setprofile``, to find functions that are then timed by name:
 
 - the outermost modules that training calls: the forward phase (a GAN has two, and a loss may be one)
 - user functions whose tensors enter these modules: a hand-written ``get_batch`` is the fetch phase
 - calls outside all phases in which the main thread blocks, to name a place for unseen time
 
-The modules' classes then get a ``__call__`` that times only these instances. A function is replaced under its name. No
+The modules' classes get a ``__call__`` that times only these instances, and a function is replaced under its name. No
 object that the user may pickle is changed.
 """
 
@@ -180,10 +178,7 @@ def is_library(file: str) -> bool:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame outside libraries in the stack of ``frame``; ``frame`` itself if all are in libraries.
-
-    None if the resulting frame belongs to the agent.
-    """
+    """Return the innermost frame outside libraries (else ``frame``); None if it belongs to the agent."""
     caller = frame
     while caller is not None and is_library(caller.f_code.co_filename):
         caller = caller.f_back
@@ -204,10 +199,7 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 
 
 def _conclude(seen: _Seen) -> None:
-    """Evaluate the watched steps: from now on, time the modules and the batch function that were found.
-
-    Also note them, the graph breaks, and the places where the main thread was blocked.
-    """
+    """Evaluate the watched steps: time and note modules and batch function, note graph breaks and blocking places."""
     timed: CodeType | None = None
     from _harness_agent import causes, inspection
 
@@ -231,10 +223,7 @@ def _conclude(seen: _Seen) -> None:
 
 
 def _time_calls(kind: Any, roots: frozenset[int]) -> None:
-    """Time calls of some instances of the module class ``kind`` as the phase "forward".
-
-    ``roots``: ids of these instances.
-    """
+    """Time calls of the instances ``roots`` (ids) of module class ``kind`` as the phase "forward"."""
     before = kind.__call__
 
     @functools.wraps(before)
@@ -280,11 +269,7 @@ def _forward_begins() -> bool:
 
 
 def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> bool:
-    """Replace the function with this ``code`` by a version that is timed as the phase "fetch".
-
-    Return True if that worked.
-    ``namespace``: globals of its module. ``owner``: class of its ``self``; None for a plain function.
-    """
+    """Replace a function by a version timed as "fetch"; True if that worked. ``owner``: class of ``self``."""
     place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     record.note("batches", place)
     if code.co_flags & _GENERATOR:
@@ -303,10 +288,7 @@ def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> boo
 
 
 def _time_named(name: str) -> None:
-    """Time the function that the user named with ``--fetch`` as the phase "fetch". Note a name that does not exist.
-
-    ``name``: ``[module:][Class.]function``.
-    """
+    """Time ``[module:][Class.]function`` of ``--fetch`` as the phase "fetch", or note that it is missing."""
     module, _, path = name.rpartition(":")
     owner: Any = sys.modules.get(module or "__main__")
     *classes, function = path.split(".")

@@ -1,8 +1,7 @@
 """Start of every Python process under ``harness exec``: watch for the import of torch, and load nothing else.
 
-This file's folder comes first on PYTHONPATH. The module then runs the ``sitecustomize`` that would have run without it
-(Debian ships one). Any error here is caught, and the user's program runs as without the harness. All names begin with
-an underscore or are deleted, so that the user's program never finds them by accident.
+First on PYTHONPATH, it then runs the ``sitecustomize`` that would have run without it (Debian ships one). Any error
+here is caught. All names begin with an underscore or are deleted, so that the program never finds them by accident.
 """
 
 import os

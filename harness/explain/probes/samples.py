@@ -89,10 +89,7 @@ _LINE = re.compile(r":\d+\)$")
 
 
 class StackSpan(NamedTuple):
-    """Phase or loader stage of one thread, ``start_ns`` to ``end_ns`` (CLOCK_MONOTONIC).
-
-    Stack samples are assigned to it by time.
-    """
+    """Phase or loader stage of one thread, CLOCK_MONOTONIC; stack samples belong to it by time."""
 
     start_ns: int
     end_ns: int
@@ -109,10 +106,7 @@ class StackRow(TypedDict):
 
 @dataclass(frozen=True)
 class Share:
-    """Share of a place's samples that have one function or stack, with its 95 % interval (Wilson's).
-
-    The interval is that for independent samples. ``share``, ``low``, ``high``: 0 to 1.
-    """
+    """Share (0 to 1) of a place's samples with one function or stack; Wilson's 95 % interval, independent samples."""
 
     name: str
     samples: int
@@ -135,10 +129,7 @@ class Place:
 
     @property
     def rough(self) -> bool:
-        """True if many of its samples are so close to a span's end that they may belong elsewhere.
-
-        Its shares are then rough.
-        """
+        """True if many samples are so close to a span's end that they may belong elsewhere: its shares are rough."""
         return self.near > ROUGH_PLACE_SHARE * self.whole.samples
 
 
@@ -173,10 +164,7 @@ class _Met(NamedTuple):
 
 
 def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
-    """Return the role ("main" or "loader-K") of each process, by process id.
-
-    ``spans``: batches of the spans table with the columns pid and role.
-    """
+    """Return the role ("main" or "loader-K") by process id, from batches of spans with columns pid and role."""
     import pyarrow as pa
 
     pairs: set[tuple[int, str | None]] = set()
@@ -189,10 +177,7 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
 
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
-    """Assign sampled stacks to the phases and stages in the spans table, and count them.
-
-    Samples in the ledger's own recorder count for its caller. ``facts``: settings and time window of py-spy.
-    """
+    """Count sampled stacks by phase and stage. A sample in the ledger's own recorder counts for its caller."""
     clock = clock_of(samples)
     native = facts.native
     rows = samples.to_pylist()
@@ -234,10 +219,7 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
 
 
 def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Return the times (ns) at which the innermost span changes, and its name from then on (None: no span).
-
-    The span that began last is the innermost.
-    """
+    """Return the times (ns) at which the innermost span (the one begun last) changes, and its name from then on."""
     begun = sorted(span for span in spans if span.end_ns > span.start_ns)
     times = sorted({time for span in begun for time in span[:2]})
     edges: list[int] = []
@@ -257,10 +239,7 @@ def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | 
 
 
 def names_at(times: NDArray[np.int64], edges: NDArray[np.int64], names: Sequence[str | None]) -> list[str | None]:
-    """Return the name of the innermost span at each time; None outside of all spans.
-
-    ``edges``, ``names``: from segments().
-    """
+    """Return the innermost span's name at each time; None outside of all. ``edges``, ``names``: from segments()."""
     places = np.searchsorted(edges, times, side="right") - 1
     return [names[place] if place >= 0 else None for place in places]
 
@@ -277,10 +256,7 @@ def _spans_by_role(spans: pa.Table, roles: Iterable[str]) -> dict[str, list[Stac
 
 
 def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distance in ns of each time to the nearest edge (start or end of a span).
-
-    The largest int64 without edges.
-    """
+    """Return the ns from each time to the nearest start or end of a span; the largest int64 without any."""
     if not len(edges):
         return np.full(len(times), np.iinfo(np.int64).max)
     after = np.clip(np.searchsorted(edges, times), 0, len(edges) - 1)

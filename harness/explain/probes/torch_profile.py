@@ -1,13 +1,10 @@
 """Analyses what torch.profiler recorded of one run: operators, kernels and memory of the profiled steps.
 
-For a device the profiler records the allocator's total after each allocation and release. For a CPU it records only the
-sizes allocated in the window, without shared memory (batches of loader workers). Those sizes are summed up from the
-window's start, so earlier allocations do not show.
+Memory: for a device the allocator's total after each event; for a CPU the sum of sizes allocated since the window's
+start, without shared memory (batches of loader workers).
 
-Operators:
-
-Host: an operator's self time is its duration without that of the operators and runtime calls directly inside it on the
-same thread. Device: a kernel belongs to the operator that launched it, wherever and whenever it ran:
+Self time of an operator: without the operators and runtime calls directly inside it on its thread. Device time: the
+kernels that it launched, wherever and whenever they ran:
 
     host     |------ aten::linear ------------|        linear: self 3, device 0
                 |- aten::addmm ----|                   addmm:  self 4, device 9
@@ -38,9 +35,8 @@ Integers = NDArray[np.int64]
 def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
     """Return for each event the index of the event around it on its thread (-1: none), and its end in nanoseconds.
 
-    An event that outlasts the one around it is cut to end with it.
-    If events start together, the longest is the outer one; of equal events the earlier in order.
-    An event without duration is inside nothing and around nothing.
+    An event that outlasts the one around it is cut. Of events that start together the longest is the outer one, then
+    the earlier in order. An event without duration is inside nothing and around nothing.
 
         thread 1   |--- a ---------------|  |-- d --|      a -1, b a, c b, d -1
                      |- b -------|
@@ -73,10 +69,7 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
 
 
 def _innermost(begins: Integers, stops: Integers) -> Integers:
-    """Return for each event, in order of start, the position of the last earlier event that is one level further out.
-
-    The level of an event is the number of events open at its start. -1 without such an event.
-    """
+    """Return for each event, by start, the last earlier one that is one level (of open events) further out, or -1."""
     depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # number of open events
     around = np.full(len(begins), -1, dtype=np.int64)
     by_depth = np.argsort(depth, kind="stable")  # stable: events of one depth stay in order
@@ -87,10 +80,7 @@ def _innermost(begins: Integers, stops: Integers) -> Integers:
 
 
 def self_times(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
-    """Return the self time of each event in ns, and the index of the event around it (-1: none).
-
-    The self time excludes the events directly inside.
-    """
+    """Return each event's self time in ns, without the events directly inside, and the event around it (-1: none)."""
     parents, ends = enclosing(start, end, thread)
     lasted = ends - start
     inside = parents >= 0
@@ -109,20 +99,13 @@ def together(*columns: Integers) -> Integers:
 
 # Host events by torch's categories. Python frames (with stack: true) are left out. They would take the self time around
 # every operator, and py-spy samples Python.
-KINDS = {
-    "cpu_op": "operator",
-    "user_annotation": "mark",
-    **dict.fromkeys(RUNTIME_CALLS, "runtime call"),
-}
+KINDS = {"cpu_op": "operator", "user_annotation": "mark", **dict.fromkeys(RUNTIME_CALLS, "runtime call")}
 _IDS = ("correlation", "external_id")
 
 
 @dataclass(frozen=True)
 class Operator:
-    """All calls of one operator in one process, host time in ms.
-
-    ``calls`` and ``total_ms`` exclude calls directly inside another call of the same operator.
-    """
+    """Calls of one operator in one process, host time in ms; ``calls``, ``total_ms`` without nested ones of its own."""
 
     name: str
     kind: str  # a value of KINDS
@@ -182,21 +165,15 @@ class Events:
 
 
 class LaunchedWork(NamedTuple):
-    """Kernels and copies of a profile, all (works,) in nanoseconds.
+    """Kernels and copies of a profile, all (works,) in nanoseconds."""
 
-    ``launched``: start of the launch; -1 if unknown.
-    """
-
-    launched: Integers
+    launched: Integers  # start of the launch; -1: unknown
     starts: Integers
     ends: Integers
 
 
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
-    """Return the operators and kernels in one or more ``profiles``.
-
-    ``profiled_ns``: time of the profiled steps; 0 if not known.
-    """
+    """Return the operators and kernels in ``profiles``. ``profiled_ns``: time of the profiled steps; 0: unknown."""
     events = read_events(profiles)
     host, device = events.of(tuple(KINDS)), events.of(DEVICE_WORK)
     lasted = events.end - events.start
@@ -243,12 +220,7 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
 
 
 def _launchers(events: Events, host: Integers, device: Integers, parents: Integers) -> Integers:
-    """Return for each event of ``device`` the position in ``host`` of the operator that launched it; -1: unknown.
-
-    The profiler writes the operator's id beside the kernel.
-    Without an id (a launch by a library's own thread, a graph) the operator is the one around the runtime call with the
-    kernel's correlation.
-    """
+    """Return the position in ``host`` of the operator that launched each kernel, by id or correlation, or -1."""
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[host] = np.arange(len(host))
@@ -260,10 +232,7 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 
 
 def launched_work(events: Events) -> LaunchedWork:
-    """Return the device's work in order of start, and when the host launched each kernel or copy.
-
-    Work that was already queued begins as the work before it ends: the time in between is not a wait for a launch.
-    """
+    """Return the device's work by start, with its launches. Queued work begins as the work before it ends: no wait."""
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]
     calls = events.of(RUNTIME_CALLS)
@@ -353,7 +322,7 @@ class MemoryTimeline:
 
 
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
-    """Return one timeline per process and device with memory events: main first, devices before the CPU.
+    """Return a timeline per process and device with memory events: main first, devices before the CPU.
 
     ``windows``: [start_ns, end_ns, first step, last step] of each profiled window.
     """
@@ -409,10 +378,7 @@ def _timeline(role: str, device: str, time: Integers, total: Integers, steps: St
 
 
 def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tuple[Steps, Spans]:
-    """Return the profiled steps of one process, and its phases and stages, from the marks in its profile.
-
-    ``windows``: as in :func:`memory_timelines`. Steps are empty for a worker.
-    """
+    """Return one process's profiled steps (none for a worker), and its phases and stages, from marks in its profile."""
     import pyarrow.compute as pc
 
     marks = table.filter(
@@ -459,10 +425,7 @@ class LostProfile:
 
 @dataclass(frozen=True)
 class TorchProfile:
-    """Analysis of one run under torch.profiler; :func:`torch_profile` makes it.
-
-    The profiler slows its steps, so their times only compare with each other.
-    """
+    """Analysis of a run under torch.profiler, which slows steps: its times only compare with each other."""
 
     arm: str
     windows: tuple[Window, ...]  # windows with whole profiles
@@ -507,10 +470,7 @@ def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float |
 def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
-    """Return the complete profiles, their windows, and a record of each profile or window without its counterpart.
-
-    A window's profile has one mark per step and was not cut. Without recorded windows all profiles count.
-    """
+    """Return uncut profiles (a mark per step), their windows, and a record of each one without the other."""
     import pyarrow.compute as pc
 
     if not windows:

@@ -1,8 +1,6 @@
-"""Simulates the training loop over the recorded durations of a run, unedited or with edits, to predict step times.
+"""Simulates the training loop over a run's recorded durations, unedited or with edits, to predict step times.
 
-``recording`` turns a run's tables into durations (``batches``) and programs of the host (``programs``).
-``pipeline`` applies edits to them, and ``simulate`` runs them.
-``predict`` returns an interval and its validation error.
+recording (batches, programs) -> pipeline (edits, costs) -> simulate -> predict (interval and validation error)
 """
 
 from harness.explain.replay.predict import Replays, predict, replace_data, unedited_error

@@ -1,34 +1,26 @@
 """Attributes the time of a step: to the critical path of a run, and by replay without a stage, phase, kernel or cause.
 
-The critical path (:func:`critical_path_ms`) is the one chain of work without slack that leads to the end of the
-measured steps.
-
-The exact replay of a run is a recursion of maxima. For example, a fetch ends when its batch was delivered or received,
-whichever is later. Here each moment remembers which of the two it followed from. Walking back from the last moment
-gives the chain:
+Critical path (:func:`critical_path_ms`): the chain of work without slack that leads to the end of the measured steps. A
+replay takes maxima (a fetch ends when its batch was delivered or received, whichever is later); each moment remembers
+which of the two it followed from, and walking back from the last one gives the chain. Its links sum to the steps' time:
 
     host:    |=fetch=|--forward--|..blocked...|--optimizer--|        forward is launched after the fetch,
     device:           |===forward===|==backward==|                   the host blocks until backward is done:
                                                                      fetch, forward (host), backward (kernel), optimizer
 
-A link's time is its contribution to the step. Its removal may save less (``removals``). The links sum exactly to the
-time of the steps.
+Savings (:func:`removals`): the replay without one part, compared with the unedited replay, both in the recorded order.
+Savings overlap and need not add up: two causes may each bring about the same wait.
 
-Savings (:func:`removals`): each part alone is removed and compared with the unedited replay of the same run, both in
-the recorded order. Savings overlap and need not add up. If either of two causes alone would bring about a wait,
-removing one of them does not save it.
-
-Exposed time (:func:`split`): the run is replayed in the recorded order, without each set S of its stages (16 sets of
-four). v(S) is how much earlier a step then ends. The share of a stage is its Shapley value: the saving that its removal
-adds, averaged over all orders of removal. Shares sum to v(all stages):
+Exposed time (:func:`split`): v(S) is how much earlier a step ends in a replay without the set S of its stages (16 sets
+of four). The share of a stage is its Shapley value: the saving that its removal adds, averaged over all orders of
+removal. Shares sum to v(all stages):
 
     two workers, 98 ms a batch, 90 of them tokenize and 8 pack; the step computes 37 ms and lasts 49
     v(tokenize) = 12   v(pack) = 4   v(both) = 12     tokenize: (12 + 12 - 4) / 2 = 10     pack: (4 + 12 - 12) / 2 = 2
 
-A delay belongs to the first step that keeps it. A delay that a later step of the repetition makes up for cost nothing.
-On a synchronous device v(all stages) is the wait itself, so the shares of a step sum to its wait. On an asynchronous
-device it is the cost of the data work, also without a wait: a fetch may delay later launches. Cores that data work
-takes from the step are contention, and not included.
+A delay belongs to the first step that keeps it, and costs nothing if a later step of the repetition makes up for it.
+v(all stages) is the wait itself on a synchronous device; on an asynchronous one also the delay of later launches. Cores
+that data work takes from the step (contention) are not included.
 """
 
 from __future__ import annotations
@@ -74,10 +66,7 @@ class PathLink(NamedTuple):
 
 
 class PathTime(NamedTuple):
-    """Contribution of a link of the critical path to a step in ms.
-
-    ``least_ms`` to ``most_ms``: its range if events leave open when the device worked.
-    """
+    """Milliseconds of a link of the critical path in a step, and their range if events leave device work open."""
 
     likely_ms: float
     least_ms: float
@@ -85,10 +74,7 @@ class PathTime(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """A moment of the simulation, the link that led to it, and the moment before.
-
-    The link lasts from the moment before to this one. ``before`` is None at the start.
-    """
+    """A moment of the simulation, the link that led to it, and the moment before (None at the start)."""
 
     time: float
     link: PathLink
@@ -304,14 +290,11 @@ class Removal:
 
 
 class _Removed(NamedTuple):
-    """Step time of one block in ms. ``was_ms``: unedited replay; ``now_ms``: replay without the part.
+    """Step time of one block in ms."""
 
-    ``other_ms``: without the part by the other reading of the record.
-    """
-
-    was_ms: float
-    now_ms: float
-    other_ms: float
+    was_ms: float  # unedited replay
+    now_ms: float  # replay without the part
+    other_ms: float  # without the part, by the other reading of the record
     measured_ms: float
 
 
@@ -325,11 +308,10 @@ def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
 
 
 def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
-    """Return the saving by removal of each part of the steps of ``runs``, the largest first.
+    """Return the saving by removal of each part of the steps, the largest first. ``runs``: one arm's, with contention.
 
-    ``runs``: recording and contention of each run of one arm.
-    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, a few sequences of that length are drawn.
-    Intervals include the step as measured, and the cases that a recording leaves open (:func:`_otherwise_ms`).
+    Of a run above :data:`PREDICTED_STEPS_MAX` measured steps, a few sequences of that length are drawn. Intervals
+    include the step as measured, and the cases that a recording leaves open (:func:`_otherwise_ms`).
     """
     times: dict[tuple[PartKind, str], list[_Removed]] = {}
     for recording, then in runs:
@@ -362,10 +344,9 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
 def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
     """Return the step time in ms without ``part`` in the opposite case of what a recording leaves open.
 
-    ``was_ms`` and ``now_ms``: step time with the part and without it.
-    Stages of several workers may wait for something that serves one at a time.
-    A step then lasts as long as those waits. A full queue may hold the host within a launch.
-    A step may then be shorter by all of a kernel, and by nothing without a phase.
+    Stages of several workers may wait for something that serves one at a time: a step then lasts as long as those
+    waits. A full queue may hold the host in a launch: a step is then shorter by all of a kernel, and by nothing without
+    a phase.
     """
     kind, name = part
     if recording.busy_workers > 1 and part != ("cause", DATA):
@@ -382,10 +363,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
-    """Return ``likely`` with intervals that include those of ``others``.
-
-    These are the same runs by other readings of what the recordings leave open.
-    """
+    """Return ``likely`` with intervals that include ``others``, the same runs by other readings."""
     result = []
     for removal in likely:
         matches = [
@@ -456,20 +434,14 @@ _SEED_SHARE = 1e-3  # share of a step's wait that follows the whole repetition, 
 
 @dataclass(frozen=True)
 class Split:
-    """Cost of each stage for each step in ns, (steps, stages); :func:`split` makes it.
-
-    ``otherwise``: cost of all stages together by each other reading of when the device worked, (readings, steps).
-    """
+    """Cost of each stage for each step in ns, (steps, stages); :func:`split` makes it."""
 
     exposed: Int
-    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))  # of all stages, by other readings
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
-    """Return what each stage cost each step, or the reason why the run's replay cannot give it.
-
-    ``waits_ns``: wait for data of each step; on a synchronous device the costs of a step sum to it.
-    """
+    """Return each stage's cost by step, or why no replay gives it; synchronous costs sum to ``waits_ns``."""
     if recording.device_not_recorded:
         return "device not recorded"
     present = present_stages(recording)
@@ -501,10 +473,7 @@ def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
 
 
 def _shapley(saved: dict[tuple[int, ...], Array], place: int, count: int) -> Array:
-    """Return the Shapley value of stage number ``place`` in the saving from removing all ``count`` stages, by step.
-
-    ``saved``: saving by step for each set of removed stages.
-    """
+    """Return the Shapley value of stage ``place`` of ``count``, by step. ``saved``: by set of removed stages."""
     total: Array = np.zeros_like(saved[()])
     for chosen, before in saved.items():
         if place in chosen:
@@ -533,10 +502,7 @@ def _kept(delays: Array, repetition: Int) -> Array:
 
 
 def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
-    """Return whole ns by step and stage that sum to each step's wait and are proportional to ``shares`` in each group.
-
-    Proportional fitting is used. ``group``: number of each step's group.
-    """
+    """Return whole ns by step and stage, proportional to ``shares`` within ``group``, that sum to each step's wait."""
     parts = np.zeros_like(shares)
     for number in np.unique(group):
         members = group == number

@@ -1,19 +1,18 @@
 """Reads the cost of every batch, for its builder and its receiver, from the loader's spans and the host's waits.
 
-A DataLoader worker builds its batches one after the other. The request for batch i + workers x prefetch leaves when the
-main thread receives batch i. Fewer are ahead if some workers have no items (see ``lead_use.Makers``). Batches are
-delivered in order (torch/utils/data/dataloader.py, _process_data):
+The main thread requests batch i + workers x prefetch (fewer ahead if workers have no items, ``lead_use.Makers``) when
+it receives batch i. Batches are delivered in order (torch/utils/data/dataloader.py, _process_data):
 
     request b                                                    received b
         |--wake--|--read--|--tokenize--|--pack--|--after--| (free for its next batch)
                                                 |----hand-over----|
 
-The main thread's fetch ends at max(its start + receive, end of the last stage + hand-over). A sampler then chooses the
-items of the next request (draw). Batches of several workers share one pipe. A batch that arrives before its turn is
-unpacked within the fetch that waits for another batch (``unpack``). Its own fetch is shorter by the same time.
+    fetch    ends at max(its start + receive, end of the last stage + hand-over); then a sampler may run (draw)
+    unpack   one pipe serves all workers: a batch that arrives before its turn is unpacked within another batch's
+             fetch, and its own is shorter by that time
 
-Newer recordings show when each batch had arrived in the main process and was unpacked, and so the cost of receiving.
-Older ones show it only for batches that were ready. For batches that were waited for they show the whole hand-over:
+Newer recordings show when each batch had arrived in the main process and was unpacked. Older ones show the cost of
+receiving only for batches that were ready, else the whole hand-over:
 
     worker       |--last stage--|
     main thread         |...waits..........|--unpack--|-hand out-|      waited for: hand-over = send + receive
@@ -57,10 +56,7 @@ RING = Transport(tensor_ms=0.04, after_ms=0.05, own_connections=True)
 
 @dataclass(frozen=True)
 class Seen:
-    """Recorded times of every batch: stages of its builder, and the main thread's wait.
-
-    All (batches,), CLOCK_MONOTONIC ns.
-    """
+    """Recorded times of every batch: stages of its builder, main thread's wait; (batches,), CLOCK_MONOTONIC ns."""
 
     first: Array  # start of its first stage
     last: Array  # end of its last stage
@@ -94,9 +90,9 @@ def handed_over(
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
     """Return the hand-over costs of every batch in ns, by name, and the costs that had to be assumed.
 
-    Names: after, wake, handover, most_handover (its upper bound), receive and unpack; see :class:`RecordedBatches`.
-    An unobserved cost is copied from the nearest earlier batch that shows it, so no value is NaN.
-    ``tensors``: number per batch. ``prefetch``: batches in flight per worker.
+    Names: after, wake, handover, most_handover, receive and unpack; see :class:`RecordedBatches`. An unobserved cost is
+    that of the nearest earlier batch that shows it, so no value is NaN. ``tensors``: per batch. ``prefetch``: per
+    worker.
     ``declared_ns``: a cost that the configuration adds in the worker after the last stage.
     """
     ahead = makers.in_flight(prefetch)
@@ -122,10 +118,7 @@ def arrivals_recorded(seen: Seen) -> bool:
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return the hand-over costs from recorded arrivals, and the assumed ones, as in :func:`handed_over`.
-
-    An arrival that the main thread waited for is exact; others only bound the time from above.
-    """
+    """Return what :func:`handed_over` does, from arrivals: exact if waited for, else upper bounds."""
     unpack = _unpacked(seen)
     in_fetch = seen.arrived >= seen.wait_start
     receive = unpack + np.maximum(0.0, seen.handed_over - np.where(in_fetch, seen.unpacked, seen.wait_start))
@@ -148,11 +141,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
 
 
 def _unpacked(seen: Seen) -> Array:
-    """Return how many ns the main thread unpacked each batch; NaN if not recorded.
-
-    The main thread reads messages one after the other.
-    It reads a message that has arrived at the start of a fetch or right after the previous message.
-    """
+    """Return the ns of unpacking each batch, one after the other from a fetch's start; NaN if not recorded."""
     unpack = np.full_like(seen.arrived, np.nan)
     numbers = np.flatnonzero(~np.isnan(seen.arrived))
     numbers = numbers[np.argsort(seen.arrived[numbers], kind="stable")]
@@ -167,10 +156,7 @@ def _unpacked(seen: Seen) -> Array:
 def _estimated(
     seen: Seen, ahead: int, default: float, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return the hand-over costs from the waits, for recordings without arrivals, as in :func:`handed_over`.
-
-    ``ahead``: batches in flight. ``default``: assumed hand-over cost in ns.
-    """
+    """Return what :func:`handed_over` does, from waits alone. ``ahead``: batches in flight. ``default``: ns."""
     waited = seen.handed_over - seen.wait_start
     latency = np.maximum(0.0, seen.handed_over - seen.last)
     # The first batches are excluded because the workers had only just started.
@@ -217,10 +203,7 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return for each position the index of the nearest known value at or before it, else of the first known value.
-
-    The position itself if no value is known.
-    """
+    """Return for each position the index of the nearest known value at or before it, else of the first, else itself."""
     if not known.any():
         return np.arange(len(known))
     positions = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
@@ -228,10 +211,10 @@ def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _around(seen: Seen, before: Int, ahead: int) -> tuple[Array, Array, Array, Array]:
-    """Return the time between two batches of one worker: (after, wake, the upper bounds of both) in ns; NaN is unknown.
+    """Return (after, wake, upper bounds of both) in ns between two batches of one worker; NaN: unknown.
 
-    ``before``: each batch's previous batch of the same worker, or -1. ``ahead``: batches in flight.
-    A worker whose next batch was already requested shows ``after``. One that waited for a request shows ``wake``.
+    ``before``: index of the worker's previous batch, or -1. ``ahead``: batches in flight. A worker whose next batch was
+    already requested shows ``after``; one that waited for a request shows ``wake``.
     """
     count = len(seen.first)
     after, wake = np.full(count, np.nan), np.full(count, np.nan)
@@ -262,18 +245,12 @@ def _unlike(values: Array, typical: float) -> Array:
 
 
 def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
-    """Return True if fewer than HANDOVERS_SEEN_MIN values of measured steps are known.
-
-    The function _filled() then uses its default.
-    """
+    """True if fewer than HANDOVERS_SEEN_MIN values of measured steps are known: _filled() uses its default."""
     return bool(np.count_nonzero(~np.isnan(values) & measured) < HANDOVERS_SEEN_MIN)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
-    """Return ``values`` with NaN replaced by the nearest value of a measured step, or by the default if few are known.
-
-    Replacements are capped at ``most``.
-    """
+    """Return ``values`` with NaN replaced by the nearest measured one, or ``default`` if few are; at most ``most``."""
     observed = ~np.isnan(values)
     lenders = observed & measured
     lent = (
@@ -300,22 +277,16 @@ class Unpacking(NamedTuple):
 
 
 class FetchWait(NamedTuple):
-    """One wait of the main thread for its next batch.
-
-    ``measured``: True if the step counts, so it is no warm-up step.
-    """
+    """One wait of the main thread for its next batch."""
 
     start_ns: int
     end_ns: int
-    measured: bool  # the step counts
+    measured: bool  # the step counts: it is no warm-up step
 
 
 @dataclass(frozen=True)
 class RecordedBatches:
-    """Costs of all batches of a run in ns, (batches,) in order of receipt; :func:`batches` makes it.
-
-    Unobserved values are estimated.
-    """
+    """Costs of all batches of a run in ns, (batches,) in order of receipt, estimated where not observed."""
 
     stage: Mapping[str, Array]  # read, tokenize, pack
     cpu: Mapping[str, Array]  # CPU time of the builder's thread in each stage, at most the stage's time
@@ -354,8 +325,7 @@ def batches(
     """Reconstruct the costs of each batch (ns) from fetch waits and ``stages`` by batch number.
 
     ``makers``: worker of each batch. ``prefetch``: batches in flight per worker. ``tensors``: number per batch.
-    ``pauses``: (start_ns, end_ns) of each suspension of the loop.
-    ``transport``: default hand-over costs where none were recorded.
+    ``pauses``: (start_ns, end_ns) of each suspension of the loop. ``transport``: default hand-over costs.
     ``declared_transfer_ms``: cost that the configuration adds to each hand-over.
     ``drawn``: sampler time (ns) in each fetch; None: not recorded.
     """
@@ -419,10 +389,10 @@ def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
 def _mended(
     wall: Array, cpu: Array, clean: NDArray[np.bool_], has_cpu: NDArray[np.bool_], source: NDArray[np.int64]
 ) -> Array:
-    """Return the durations of one stage with those of batches replaced whose builder was suspended.
+    """Return the durations of one stage, replaced for batches whose builder was suspended (not ``clean``).
 
-    ``clean``: True for batches without a suspension. ``source``: nearest such batch of each batch.
-    A stage that mostly computes is replaced by its CPU time, scaled. Other stages use the nearest clean batch.
+    Replaced by CPU time, scaled, if the stage mostly computes, else by the time of the nearest clean batch
+    (``source``).
     """
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
     if share < MOSTLY_CPU_SHARE:
@@ -431,12 +401,9 @@ def _mended(
 
 
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
-    """Return the builders' mean progress during ``pause`` in ns; None if no batch shows it.
+    """Return the builders' mean progress during ``pause`` in ns; None if no batch shows it. ``needed``: ns by batch.
 
-    ``needed``: ns of work of each batch.
-    A run is suspended a moment after its loop pauses, so builders get further.
-    Only batches that were unfinished at the end of the pause count.
-    Their progress is the work that they needed, minus their time before and after the pause.
+    Only batches unfinished at its end count: progress is the ns needed minus the time before and after the pause.
     """
     since, until = pause
     progress_ns = [

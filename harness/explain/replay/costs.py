@@ -1,15 +1,15 @@
 """Computes the cost of every batch under edits, and how much longer CPU work takes when cores are short.
 
 Contention is a mean-field estimate. The main thread with its ``threads`` (1 beside an asynchronous device) needs cores
-for a share m of the time. Each of W loader workers needs one for a share a of the time, independently of the others. C
-cores are shared fairly, so each of n threads runs at min(1, C / n):
+for a share m of the time, each of W loader workers for a share a, independently. n threads share C cores fairly: each
+runs at min(1, C / n). Only CPU time stretches:
 
     stretch of the main thread  = E[max(1, (threads + k) / C)],               k ~ Binomial(W, a)
     stretch of a worker         = E[max(1, (threads x j + 1 + k) / C)],       j ~ Bernoulli(m), k ~ Binomial(W - 1, a)
 
-A share is the stretched CPU time over the time of a step, so the estimate is a fixed point. Only CPU time stretches,
-because a thread that sleeps or waits for a disk needs no core. Not modelled: cores that a main thread leaves to the
-worker it waits for; barriers, caches, memory bandwidth, hardware threads, the GIL, other processes.
+A share is the stretched CPU time over the time of a step, so the estimate is a fixed point. Not modelled: cores that a
+main thread leaves to the worker it waits for; barriers, caches, memory bandwidth, hardware threads, the GIL, other
+processes.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Factors by which CPU work takes longer because cores are short, for the main thread and for a worker.
-
-    1: no longer.
-    """
+    """Factors by which CPU work takes longer because cores are short, for the main thread and for a worker."""
 
     main: float = 1.0
     worker: float = 1.0
@@ -63,10 +60,7 @@ ALONE = Stretch()
 
 
 def stretch(demand: Demand, step_ns: float) -> Stretch:
-    """Return the factors by which CPU work takes longer in a step of ``step_ns``, which they must agree with.
-
-    1 if there are cores for all threads.
-    """
+    """Return the factors for a step of ``step_ns``, which they must agree with; 1 with cores for all threads."""
     current = Stretch()
     if not demand.scarce or step_ns <= 0:
         return current
@@ -89,10 +83,7 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
 
 
 def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
-    """Return ``wall`` with its CPU time multiplied by the second factor of ``stretch`` instead of the first.
-
-    Other time is unchanged. ``cpu``: CPU time without contention.
-    """
+    """Return ``wall`` with its CPU time (``cpu``, without contention) stretched by the second factor, not the first."""
     then, now = stretch
     return wall + np.minimum(wall, cpu * then) * (now / then - 1)
 
@@ -107,10 +98,7 @@ def _expected(wanting: int, others: int, share: float, cores: int) -> float:
 
 
 class Costs(NamedTuple):
-    """Costs of every batch in ns, each (batches,).
-
-    :func:`build` stacks them in this order as rows of :attr:`Pipeline.costs`.
-    """
+    """Costs of every batch in ns, (batches,) each, in the order of the rows of :attr:`Pipeline.costs`."""
 
     read: Array
     tokenize: Array
@@ -129,7 +117,7 @@ def batch_costs(
 ) -> tuple[Costs, float]:
     """Return the costs of the ``chosen`` batches under ``edits``, and the mean CPU time (ns) to build one, unstretched.
 
-    ``workers``: number under the edits. ``stretch``: contention factor (recorded, under the edits) of the workers.
+    ``workers``: number under the edits. ``stretch``: contention factor of the workers (recorded, under the edits).
     A batch ``scale`` times as large combines that many consecutive batches: stages add up, other costs stay.
     """
     recorded = recording.batches
@@ -152,10 +140,7 @@ def batch_costs(
 
 
 def _combined(values: Array, scale: float) -> Array:
-    """Return the costs of batches ``scale`` times as large.
-
-    Batch i combines the recorded ones, repeated without end, from i x scale on.
-    """
+    """Return the costs of batches ``scale`` times as large: batch i has the recorded ones from i x scale on."""
     if scale == 1:
         return values
     count = len(values)

@@ -1,10 +1,8 @@
 """Applies edits to a recording and builds the input of the simulation: durations, and operations per step class.
 
-All edits are defined here and in ``costs``. ``simulate`` does not use them.
-
-The tape is the order in which recorded steps and batches repeat. A long batch may be slow to make and slow to train, so
-a batch stays with the step that trains it. Batches go to workers in turn, so a tape has whole rounds of all workers: if
-every other batch is slow, one of two workers makes all of these.
+The tape is the order in which recorded steps and batches repeat. A long batch may be slow to make and slow to train,
+so a batch stays with the step that trains it. Batches go to workers in turn, so a tape has whole rounds of all
+workers: if every other batch is slow, one of two workers makes all of these.
 """
 
 from __future__ import annotations
@@ -30,21 +28,15 @@ USUAL_PERIODS = (12, 6, 4, 3, 2)
 
 
 class Tape(NamedTuple):
-    """Order in which recorded steps and batches repeat in a replay: rows of steps, and numbers of batches.
-
-    ``aligned``: every step has the same number of batches, so both advance together.
-    """
+    """Order in which recorded steps (rows) and batches (numbers) repeat in a replay."""
 
     steps: Int
     batches: Int
-    aligned: bool
+    aligned: bool  # each step has as many batches, so both advance together
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """Return the order of steps and batches for a replay with this number of ``workers``.
-
-    ``exact``: all of them, in the recorded order; else measured steps and usable batches only.
-    """
+    """Return the order of steps and batches. ``exact``: as recorded; else of measured steps and usable batches only."""
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
@@ -66,8 +58,7 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
     """Return those of ``steps`` that form whole rounds of all workers, spread evenly; all if there are too few.
 
-    ``ordinals``: their positions in the whole run. ``fetches``: batches per step.
-    ``workers_then``, ``workers_now``: numbers of workers as recorded and under the edits.
+    ``ordinals``: their positions in the whole run. ``fetches``: batches per step. Workers: as recorded, and edited.
     """
     cycle = math.lcm(workers_then, workers_now)
     longer = [math.lcm(cycle, period) for period in USUAL_PERIODS]
@@ -96,10 +87,10 @@ LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
 
 
 class Operation(NamedTuple):
-    """One operation of a program. ``first`` and ``second`` are rows of :attr:`Program.durations` (ns).
+    """One operation of a program. ``first`` and ``second`` are rows of :attr:`Program.durations` (ns):
 
-    host: host time. fetch: take the next batch. launch: device time, time to queue it.
-    sync: host time after the awaited device work ends. reduce: barrier of all ranks.
+    host: host time. fetch: take the next batch. launch: device time, time to queue it. reduce: barrier of all ranks.
+    sync: host time after the awaited device work ends.
     """
 
     kind: Literal["host", "fetch", "launch", "sync", "reduce"]
@@ -110,22 +101,16 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One class of steps: its operations, and its durations in ns, (rows, variants, members of the class).
-
-    ``places``: position of each member on the :class:`Tape`.
-    """
+    """One class of steps: its operations and durations."""
 
     operations: tuple[Operation, ...]
-    durations: Array
-    places: NDArray[np.int64]
+    durations: Array  # ns, (rows, variants, members of the class)
+    places: NDArray[np.int64]  # position of each member on the :class:`Tape`
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Input of ``simulate``, made by :func:`build`. Batches and members of a class repeat without end.
-
-    Variants (see :func:`together`) differ only in durations.
-    """
+    """Input of ``simulate``, made by :func:`build`. Only durations differ by variant (see :func:`together`)."""
 
     costs: Array  # (len(Costs._fields), variants, batches)
     tape_steps: int  # number of steps on the :class:`Tape`
@@ -157,9 +142,8 @@ def build(
     most_steps: int = PREDICTED_STEPS_MAX,
     merged: bool = True,
 ) -> Pipeline:
-    """Return the pipeline of ``recording`` under ``edits``.
+    """Return the pipeline of ``recording`` under ``edits``, with contention ``now`` instead of the recorded ``then``.
 
-    Its CPU work takes longer by the factors ``now`` instead of by ``then``, those of the recorded run.
     ``exact``: all steps and batches in the recorded order; else those of measured steps, in any number.
     ``grown``: size of its batches / size of the batches that its steps had.
     ``most_steps``: maximum number of measured steps; of a longer run only its beginning.
@@ -221,10 +205,7 @@ def build(
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
-    """Return the pipeline with steps and batches in the recorded order.
-
-    After a pause, the loader continues from the replay's own state instead of the recorded one.
-    """
+    """Return the pipeline in the recorded order; after a pause the loader continues from the replay's own state."""
     return replace(build(recording, edits, then, now, exact=True), exact=False)
 
 
@@ -233,10 +214,8 @@ def _steps(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
     """Return the steps in order: number of each one's program, True if it counts, and the pause before it (or None).
 
-    ``most``: maximum number of steps that count.
-    A repetition begins with ``unmeasured`` steps, as in launch/block.py.
-    They are one more than the batches in flight, and enough for the host to get ahead of its device.
-    Measured steps replace missing ones.
+    A repetition begins with ``unmeasured`` steps, as in launch/block.py: more than the batches in flight, and enough
+    for the host to get ahead of its device. Measured steps replace missing ones. ``most``: maximum of steps that count.
     ``every_pause``: a pause in which the loader went on also begins a repetition.
     Not ``exact``: other work than training within a step becomes a pause after it.
     """
@@ -263,10 +242,7 @@ def _steps(
 
 
 def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions on the tape from which most steps of ``order`` meet a step of their class.
-
-    ``order``: class of each step of the replay. ``classes``: class of each step on the tape.
-    """
+    """Return the places on the tape (``classes``) from which most steps of ``order`` meet one of their class."""
     alike = np.zeros(len(classes), dtype=np.int64)
     for step, number in enumerate(order):
         alike += np.roll(classes, -step) == number
@@ -276,10 +252,7 @@ def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
-    """Return True for each step at whose end the host waits for the device though no recorded step does.
-
-    Without blocking calls steps would be timed by their launches (launch/child.py, _take).
-    """
+    """Return True for steps at whose end the host must wait for the device, as no blocking call was recorded."""
     events = [event for step_class in recording.classes for event in step_class.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
         return np.zeros(len(measured), dtype=np.bool_)
@@ -336,10 +309,7 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add to ``operations`` and ``rows`` the wait of ``compute.sync: late``.
-
-    It comes after all launches and waits for the previous step up to its gradient norm.
-    """
+    """Add the wait of ``compute.sync: late`` after all launches: for the previous step up to its gradient norm."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
@@ -355,10 +325,7 @@ def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operatio
 def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the steps of class ``number`` that are on the tape, as indices of its members, and their positions on it.
-
-    All members if none is on the tape: their durations are then used.
-    """
+    """Return the members of class ``number`` on the tape, and their places on it; all members if it has none."""
     rows = recording.classes[number].steps
     if members != len(rows):
         rows = rows[recording.measured[rows]]
@@ -386,10 +353,7 @@ def _device_factor(event: Event, edits: Edits, scale: float) -> float:
 
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
-    """Return wall and CPU time (ns) of a host event under ``edits``, before contention.
-
-    On a synchronous device the computing phases are device time.
-    """
+    """Return wall and CPU time (ns) of a host event; computing phases of a synchronous device are device time."""
     factor = 1.0
     if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):
         return event.duration * 0.0, event.cpu * 0.0
@@ -407,10 +371,7 @@ def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
 
 
 def together(pipelines: Sequence[Pipeline]) -> Pipeline:
-    """Return one pipeline in which each of ``pipelines`` is a variant, in their order, so that one simulation runs all.
-
-    All must have the same :func:`shape_of`.
-    """
+    """Return one pipeline with each of ``pipelines``, all of one :func:`shape_of`, as a variant, for one simulation."""
     first = pipelines[0]
     programs = []
     for variants in zip(*(pipeline.programs for pipeline in pipelines), strict=True):
@@ -429,10 +390,7 @@ def together(pipelines: Sequence[Pipeline]) -> Pipeline:
 
 
 def shape_of(pipeline: Pipeline) -> Hashable:
-    """Return everything about a pipeline except its durations, to compare with others.
-
-    Pipelines with equal values can be combined by :func:`together`.
-    """
+    """Return all of a pipeline but its durations: equal ones can be combined by :func:`together`."""
     return (
         tuple(program.operations for program in pipeline.programs),
         pipeline.step_program.tobytes(),

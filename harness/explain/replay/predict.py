@@ -1,8 +1,7 @@
 """Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
-Every run is replayed by itself, so a prediction has one value per block. Its steps are drawn from those recorded. If
-loader workers fill their queue while the loop evaluates, steps and batches keep the recorded order instead, unless the
-edits change the loader (:func:`_keeps_order`).
+Every run is replayed by itself, with steps drawn from its own, so a prediction has one value per block. If loader
+workers fill their queue while the loop evaluates, and no edit changes the loader, the recorded order is kept.
 """
 
 from __future__ import annotations
@@ -16,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.lead_use import MadeBy, SlowWorker, slow_worker
-from harness.explain.policy import (
-    BATCHES_AHEAD_MAX,
-    CONFIDENCE,
-    MIN_BLOCKS,
-    PREDICTED_STEPS_MAX,
-    PREDICTION_REPLICATES,
-)
+from harness.explain.policy import BATCHES_AHEAD_MAX, CONFIDENCE, MIN_BLOCKS, PREDICTED_STEPS_MAX, PREDICTION_REPLICATES
 from harness.explain.replay.attribution import PathLink, PathTime, Removal, critical_path_ms, removals, widened_removals
 from harness.explain.replay.batches import RecordedBatches
 from harness.explain.replay.costs import Stretch, stretch
@@ -41,16 +34,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Run:
-    """One run with its unedited replay, the basis of every prediction about it.
-
-    ``offsets``: start positions of the replicates. ``then``: contention as recorded.
-    """
+    """One run with its unedited replay, the basis of every prediction about it."""
 
     recording: Recording
-    offsets: Array  # (replicates, 1)
+    offsets: Array  # (replicates, 1) start positions of the replicates
     error: float
     before: Simulated
-    then: Stretch
+    then: Stretch  # contention as recorded
     in_order: Simulated | None  # replay in the recorded order; None if predictions draw steps
 
 
@@ -82,10 +72,7 @@ class Replays:
         self._by_reading = list(self._of_reading.values())
 
     def recorded(self, key: str) -> float:
-        """Return the recorded value of an edit's key that takes a number, such as "workers".
-
-        It is 1 for "device" and "ranks".
-        """
+        """Return the recorded value of an edit's number, such as "workers"; 1 for "device" and "ranks"."""
         first = self._runs[0].recording
         return 1.0 if key in ("device", "ranks") else float(getattr(first, key))
 
@@ -106,10 +93,7 @@ class Replays:
 
     @property
     def slow_worker(self) -> SlowWorker | None:
-        """Worker that takes longer for a batch than the others in all runs; None without one.
-
-        The cost of a batch then depends on its worker, and the cost with other numbers of workers is unknown.
-        """
+        """Worker slower than the others in all runs, or None. It makes costs with other numbers of workers unknown."""
         return slow_worker(_made_by(run.recording.batches) for run in self._runs)
 
     @property
@@ -123,19 +107,13 @@ class Replays:
         return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
 
     def has_cores_for(self, workers: int) -> bool:
-        """Return True if there are cores for this many workers and the main thread.
-
-        They have one core each, or need no more CPU time than the other cores give.
-        """
+        """True if this many workers and the main thread have a core each, or enough CPU time on the other cores."""
         first = self._runs[0].recording
         wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
         return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
 
     def off_core_ms(self, without: Sequence[str] = ()) -> float:
-        """Return the ms per step that stages waited off a core, mean over the runs.
-
-        ``without``: names of stages that do not count.
-        """
+        """Return the ms per step that stages, but those ``without``, waited off a core; mean over the runs."""
         by_run = [run.recording.off_core_ms for run in self._runs]
         return sum(spent for stages in by_run for name, spent in stages.items() if name not in without) / len(by_run)
 
@@ -145,21 +123,14 @@ class Replays:
         return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
-        """Return the predicted step time under ``edits``. Raises ReplayError for too many batches in flight.
-
-        Its interval includes all readings of what a record leaves open.
-        """
+        """Predict the step time under ``edits``, over all readings. Raises ReplayError: too many batches in flight."""
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
         if self._side_by_side(edits, likely.step_ms.median):
             likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
         return widened(likely, others)
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
-        """Return True if the assumption that workers wait side by side changes the prediction of ``step_ms``.
-
-        If workers wait one at a time, a step lasts as long as all of these waits.
-        Fewer workers would not wait for one another.
-        """
+        """True if ``step_ms`` is only possible if workers wait side by side, and not one at a time."""
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
         return (workers > 1 and waited_ms > step_ms) or (workers < busy > 1 and waited_ms > step_ms / 2)
@@ -180,11 +151,7 @@ class Replays:
         return _prediction(edited_runs, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
-        """Return the step time if the loader of another arm had fed the runs, block by block.
-
-        ``data_runs``: runs of that arm. The interval includes every reading of the runs and of that loader.
-        Raises ReplayError if no block has both.
-        """
+        """Return the step time with the loader of ``data_runs``, by block. Raises ReplayError without a common one."""
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
         likely, *others = (
@@ -245,10 +212,7 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
-    """Return the unedited replay of ``run`` by reading of what its record leaves open.
-
-    It is cached for comparisons, the arm itself and its advice.
-    """
+    """Return the unedited replay of ``run`` by reading, cached for comparisons, the arm itself and its advice."""
 
     def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
@@ -263,10 +227,7 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
 
 
 def _keeps_order(recording: Recording, edits: Edits) -> bool:
-    """Return True if ``edits`` leave the loader alone: workers, prefetch and batch size as recorded, and a single rank.
-
-    The replay may then keep the recorded order of steps and batches.
-    """
+    """True if ``edits`` keep workers, prefetch, batch size and one rank, so the recorded order may be kept."""
     return (
         (edits.ranks or 1) == 1
         and _either(edits.batch_size, recording.batch_size) == recording.batch_size
@@ -276,29 +237,18 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 
 def _in_order(recording: Recording) -> Simulated | None:
-    """Return the replay in the recorded order; None if predictions draw steps.
-
-    They do so unless workers fill their queue during other work, and for a long run.
-    """
+    """Return the replay in the recorded order if workers fill their queue during other work in a short run, or None."""
     if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
 
 
 def _edited(
-    run: _Run,
-    makes: tuple[Make, Make],
-    offsets: Array,
-    then: Stretch,
-    tokens: float | None,
-    *,
-    kept: bool,
-    few: bool,
+    run: _Run, makes: tuple[Make, Make], offsets: Array, then: Stretch, tokens: float | None, *, kept: bool, few: bool
 ) -> _Edited:
-    """Return ``run`` with its edited replay.
+    """Return ``run`` with its edited replay. ``makes``: functions that build the pipeline, drawn and in recorded order.
 
-    ``makes``: functions that build the pipeline, with drawn steps and in the recorded order.
-    ``kept``: True if the edits allow the recorded order. ``few``: True if there are too few blocks for an interval.
+    ``kept``: the edits allow the recorded order. ``few``: there are too few blocks for an interval.
     """
     drawn, ordered = makes
     before = run.in_order if kept else None
@@ -310,10 +260,7 @@ def _edited(
 
 
 def unedited_error(run: RunData) -> float:
-    """Return the error of the unedited replay in the recorded order: replayed / measured step time - 1.
-
-    Raises ReplayError if the run cannot be replayed.
-    """
+    """Return replayed / measured step time - 1, in the recorded order. Raises ReplayError if it cannot be replayed."""
     return _error_of(run, record(run))
 
 
@@ -323,18 +270,12 @@ def predict(runs: Sequence[RunData], edits: Edits) -> Prediction:
 
 
 def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Prediction:
-    """Return the predicted step time of ``runs`` if the loader of ``data_runs`` had fed them.
-
-    See :meth:`Replays.fed_by`.
-    """
+    """Return the step time of ``runs`` if the loader of ``data_runs`` had fed them; see :meth:`Replays.fed_by`."""
     return Replays(runs).fed_by(data_runs)
 
 
 def _recordings(runs: Sequence[RunData]) -> list[tuple[RunData, Recording]]:
-    """Return the runs that can be replayed and their recordings, by block.
-
-    Raises ReplayError (the first reason) if none can.
-    """
+    """Return the replayable runs and their recordings, by block. Raises ReplayError (the first reason) if none is."""
     recordings, refusals = [], []
     for run in sorted(runs, key=lambda run: run.record.block):
         try:
@@ -353,10 +294,7 @@ def _error_of(run: RunData, recording: Recording) -> float:
 
 
 def _error(recording: Recording) -> float:
-    """Return replayed / measured step time - 1, over the steps that an exact replay covers.
-
-    Of a long run, these are its beginning.
-    """
+    """Return replayed / measured step time - 1 over the steps of an exact replay, of a long run its beginning."""
     pipeline = build(recording, Edits(), exact=True)
     alone = simulate(pipeline, np.zeros((1, 1)))
     covered = recording.wall_ns[: len(pipeline.measured)][pipeline.measured]
@@ -386,10 +324,7 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
-    """Return the prediction from the edited replays ``found``, one per block.
-
-    Each interval also covers the figure as corrected by the error of the unedited replay of the same steps.
-    """
+    """Return the prediction from one replay per block; intervals cover the figure corrected by the replay's error."""
 
     def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:
         as_replayed = over(lambda edited: value(edited, edited.after.step_ms))

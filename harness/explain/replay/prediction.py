@@ -91,13 +91,10 @@ def assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
 
 @dataclass(frozen=True)
 class ReplayValidation:
-    """Error of the unedited replay, replayed / measured step time - 1, by block.
+    """Error of the unedited replay, replayed / measured step time - 1, by block."""
 
-    ``errors``: in the recorded order. ``resampled``: from steps drawn as in this prediction.
-    """
-
-    errors: Mapping[int, float]
-    resampled: Mapping[int, float]
+    errors: Mapping[int, float]  # in the recorded order
+    resampled: Mapping[int, float]  # from steps drawn as in this prediction
 
     @property
     def median(self) -> float:
@@ -127,24 +124,19 @@ class ReplayValidation:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted step time of an arm under edits, in ms; ratios are to the measured step time.
-
-    ``waits_ms``, ``starved_ms``: waits for data by stage, and device idle time, of the edited replay.
-    The prefixes ``was_`` and ``unedited_`` mark the same figures of the unedited replay.
-    ``tokens_per_s`` counts the positions of all ranks; None if tokens were not counted.
-    """
+    """Predicted step time of an arm under edits, in ms; ratios are to the measured step time."""
 
     edits: Edits
     step_ms: Estimate
-    tokens_per_s: Estimate | None
+    tokens_per_s: Estimate | None  # positions of all ranks; None: not counted
     measured_ms: Estimate
     ratio: Estimate  # predicted step time / measured
     speedup: Estimate  # measured step time / predicted
     interval_from: str  # "blocks", or "replicates" with too few blocks
     validation: ReplayValidation
-    waits_ms: Mapping[str, float]
-    was_waits_ms: Mapping[str, float]
-    starved_ms: float | None
+    waits_ms: Mapping[str, float]  # waits for data by stage, of the edited replay
+    was_waits_ms: Mapping[str, float]  # the same of the unedited replay
+    starved_ms: float | None  # device idle time of the edited replay
     unedited_starved_ms: float | None
     block_ms: Mapping[int, float]  # predicted step time by block
     unedited_ms: Mapping[int, float]  # step time of the unedited replay by block
@@ -153,10 +145,7 @@ class Prediction:
 
     @property
     def gain(self) -> Estimate:
-        """Speedup by the edits alone: step time of the unedited replay / of the edited replay.
-
-        The interval is that of ``speedup``, which includes the error of the replay, extended to the median.
-        """
+        """Speedup by the edits alone: unedited / edited replay; interval of ``speedup``, extended to this median."""
         change = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert change is not None
         low, high = self.speedup.ci_low, self.speedup.ci_high
@@ -168,18 +157,12 @@ class Prediction:
         )
 
     def over_blocks(self, one: Estimate) -> Estimate:
-        """Return the estimate ``one`` of this prediction, without its interval if that is only from replicates.
-
-        Such an interval lacks the scatter of blocks.
-        """
+        """Return the estimate ``one``, without an interval that is from replicates and lacks the scatter of blocks."""
         return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
 
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """Return ``likely`` with intervals that include those of ``others``.
-
-    These are predictions for the same runs by other readings of what a record leaves open.
-    """
+    """Return ``likely`` with intervals that include ``others``, the same runs by other readings."""
     if not others:
         return likely
     tokens = [prediction.tokens_per_s for prediction in others]

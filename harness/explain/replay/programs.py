@@ -5,9 +5,8 @@
     launch    queues work on the device (``name`` is the kernel), which takes ``duration`` there
     sync      waits until the device has done the queued work (except the last ``back`` pieces), plus ``duration``
 
-Steps with the same sequence form a class and differ only in durations. A synchronous device has no launches: its work
-is time on the host. Work that waited for its launches (``bounds``) only takes the device time after the last launch, so
-it moves with the host. If it is unknown whether work waited, there are programs for each reading.
+Steps with the same sequence form a class. A synchronous device has no launches: its work is time on the host. Work that
+waited for its launches (``bounds``) takes the device time after the last one. There is a program for each reading.
 """
 
 from __future__ import annotations
@@ -40,20 +39,15 @@ class Phase(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Device work that the host queued in [start_ns, end_ns].
-
-    It kept the device busy for ``busy_ns`` until ``done_ns``.
-    ``waited``: the device waited for launches, and ``busy_ns`` covers the time after the last one.
-    ``blocked``: launching only waited for the device.
-    """
+    """Device work that the host queued in [start_ns, end_ns]."""
 
     name: str
     start_ns: int
     end_ns: int
-    busy_ns: int
-    done_ns: int
-    waited: bool = False
-    blocked: bool = False
+    busy_ns: int  # time that the device worked on it
+    done_ns: int  # time at which it was done
+    waited: bool = False  # the device waited for launches: ``busy_ns`` covers the time after the last one
+    blocked: bool = False  # launching only waited for the device
 
 
 class Sync(NamedTuple):
@@ -108,10 +102,7 @@ class _Moment(NamedTuple):
 def classes(
     bounds: Sequence[tuple[int, int]], phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> tuple[tuple[StepClass, ...], NDArray[np.int64]]:
-    """Return the classes of steps with the same sequence of events, and the number of each step's class.
-
-    ``bounds``: (start, end) of each step in ns. The other rows are sorted by start.
-    """
+    """Return the classes of steps with the same sequence of events, and the class of each step. Times in ns."""
     by_sequence: dict[tuple[tuple[str, str, str, int], ...], list[tuple[int, list[_Moment]]]] = {}
     for row, (start, end) in enumerate(bounds):
         moments = _program(
@@ -147,10 +138,7 @@ def _program(
     syncs: Sequence[Sync],
     everything: Sequence[Launch],
 ) -> list[_Moment]:
-    """Return the events of one step in order. Every nanosecond outside of waits becomes host time.
-
-    ``everything``: launches of the whole run; the other rows are those of this step.
-    """
+    """Return a step's events in order; all ns outside of waits are host time. ``everything``: launches of the run."""
     moments: list[_Moment] = []
     open_phases: list[tuple[str, float]] = [(OTHER, 1.0)]
     cursor = start
@@ -198,10 +186,7 @@ def _program(
 def _walk(
     phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> list[tuple[int, int, Phase | Launch | Sync, bool]]:
-    """Return (time, order at equal times, row, closes) for each start and end of what happens in a step.
-
-    ``closes``: True for the end of a phase.
-    """
+    """Return (time, order at equal times, row, closes) of all starts and ends; ``closes``: the end of a phase."""
     walk: list[tuple[int, int, Phase | Launch | Sync, bool]] = []
     for phase in phases:
         walk.append((phase.start_ns, 1, phase, False))

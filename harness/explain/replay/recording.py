@@ -98,10 +98,7 @@ class Resume(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """One run, ready to be replayed; :func:`record` makes it.
-
-    Arrays over steps are (steps,), in execution order; times in ns.
-    """
+    """One run, ready to be replayed, by :func:`record`. Arrays over steps are (steps,), in execution order; in ns."""
 
     name: str  # arm and block, for messages
     block: int
@@ -171,10 +168,7 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """Recordings by all other readings of what the run's record leaves open, by name.
-
-        They are readings of the device's work, and the least and most cost of hand-overs that were not observed.
-        """
+        """Recordings by all other readings, by name: of the device's work, and least and most hand-over costs."""
         readings: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -225,10 +219,7 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """Return the recording of a run, computed once, cut after REPLAYED_STEPS_MAX measured steps.
-
-    Raises ReplayError if it did not finish or its record lacks what a replay needs.
-    """
+    """Return a run's recording, computed once, REPLAYED_STEPS_MAX steps at most. Raises ReplayError without one."""
     result = run.once("recording", lambda: _record(run))
     if isinstance(result, ReplayError):
         raise result
@@ -363,10 +354,7 @@ def _rows(
 
 
 def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
-    """Return the mean number of samples per batch in the measured steps; 1 if the program did not report samples.
-
-    ``step_of``: step of each fetch.
-    """
+    """Return the mean samples per batch of measured steps; 1 if unknown. ``step_of``: step of each fetch."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -390,10 +378,7 @@ def _drawn_ns(spans: RunSpans, count: int) -> Array:
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """Return the pieces of device ``work`` by this reading, in order of launch.
-
-    A piece that blocked is split into two.
-    """
+    """Return the pieces of device ``work`` by this reading, in order of launch; a blocked piece as two."""
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -409,10 +394,7 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
-    """Return the readings of when the device worked that differ noticeably from the likely one.
-
-    The limit is OPEN_DEVICE_SHARE of the steps' time without fetches.
-    """
+    """Return the readings that differ from the likely one by OPEN_DEVICE_SHARE of the time without fetches."""
     least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     candidates: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
@@ -421,10 +403,7 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
-    """Return the names of device work whose device time is unknown.
-
-    The host was often still launching it when the device began it, and no profile gives its time.
-    """
+    """Return the names of work without a profile that the device often began before its launches had ended."""
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
     return tuple(
@@ -486,10 +465,7 @@ def _resumes(
 
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
-    """Return ``Recording.held_up_ns``: by step, the extra host time in ns of the step before, if it had other work.
-
-    Extra time below :data:`HELD_WORK_SHARE` of a usual step is left out.
-    """
+    """Return ``Recording.held_up_ns`` by step, without extra time below :data:`HELD_WORK_SHARE` of a usual step."""
     extra_ns: dict[int, float] = {}
     for step_class in classes:
         counted, late = measured[step_class.steps], held[step_class.steps]

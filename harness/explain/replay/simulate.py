@@ -1,8 +1,7 @@
 """Simulates the loop, the loader's workers and the device: a max-plus recursion over steps, many replicates at once.
 
-Every quantity is an array (replicates, ranks). The replicates start at different positions of the recorded sequence
-(its tape) and wrap around, and so does each rank of a replicate. Neighbouring records stay neighbours (a moving block).
-A pipeline may have several variants of its durations; each replicate runs one of them.
+Every quantity is an array (replicates, ranks). Each rank of a replicate starts at its own position of the recorded
+sequence (its tape) and wraps around: a moving block, in which neighbours stay neighbours.
 
     fetch    ends at max(now + receive, when the batch was built + hand-over) + draw, and requests another batch.
              Batches that came through the pipe before that one are unpacked first, which shortens their own fetch
@@ -10,8 +9,6 @@ A pipeline may have several variants of its durations; each replicate runs one o
     launch   completion = max(now, completion before) + duration, and not before it was queued
     sync     now = max(now, completion) + latency
     reduce   every rank completes with the slowest one (all-reduce at the end of backward; its own time is left out)
-
-Step time and contention depend on each other: :func:`consistent` replays until they agree.
 """
 
 from __future__ import annotations
@@ -38,16 +35,12 @@ READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range
 
 @dataclass(frozen=True)
 class Simulated:
-    """Result of a simulation: means over the measured steps, (replicates,), in ms; ``step_ns`` is (replicates, steps).
-
-    ``waits``: waits of the host for data by stage; beside an asynchronous device only its idle time meanwhile.
-    ``idle``: all idle time of an asynchronous device, else None.
-    """
+    """Result of a simulation: means over the measured steps in ms, (replicates,)."""
 
     step_ms: Array
-    waits: dict[str, Array]
-    idle: Array | None
-    step_ns: Array
+    waits: dict[str, Array]  # of the host for data by stage; only device idle time, if asynchronous
+    idle: Array | None  # all idle time of an asynchronous device, else None
+    step_ns: Array  # (replicates, steps)
 
 
 def simulate(
@@ -88,25 +81,19 @@ class _Built:
 
     @property
     def arrived(self) -> Array:
-        """Arrival time of its message in the main thread.
-
-        It is cached because each fetch reads it for all batches in the pipe.
-        """
+        """Arrival of its message in the main thread, cached: each fetch reads it for all batches in the pipe."""
         if self._arrived is None:
             self._arrived = self.delivered - self.costs[RECEIVE]
         return self._arrived
 
 
 class _Fetched(NamedTuple):
-    """A fetch whose wait is not yet split by stage.
-
-    Fields: start, end, when the device was free, end of the batch's last stage, and its costs.
-    """
+    """A fetch whose wait is not yet split by stage."""
 
     start: Array
     now: Array
-    device_free: Array
-    end: Array
+    device_free: Array  # when the device was free
+    end: Array  # end of the batch's last stage
     costs: Array
 
 
@@ -178,10 +165,7 @@ class _Loop:
         )
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
-        """Return by program an iterator over the durations of its next steps.
-
-        Each step takes those of the next step of its class on the tape.
-        """
+        """Return by program an iterator over durations: each step takes those of the next of its class on the tape."""
         durations = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
@@ -292,10 +276,7 @@ class _Loop:
             self.fetched.clear()
 
     def _account(self, all_of: _Fetched) -> None:
-        """Split the waits by the stages of the awaited batches.
-
-        Beside an asynchronous device, only its idle time counts.
-        """
+        """Split waits (beside an asynchronous device its idle time) by the stages of the awaited batches."""
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, device_free), now)
@@ -344,7 +325,7 @@ class _Loop:
     def _resume(self, resume: Resume, *, first: bool) -> None:
         """Resume after a pause: the device is done, and the loader has got as far as ``resume`` records.
 
-        ``first``: True before the first step. An exact replay takes over the recorded batches in flight.
+        ``first``: before the first step. An exact replay takes over the recorded batches in flight.
         Shorter pauses also pass for the loader.
         """
         while len(self.on_the_way) < self.p.in_flight:
@@ -370,20 +351,14 @@ CONTENTION_CLOSE = 0.005
 
 
 def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
-    """Return the start position of each rank of each replicate, (replicates, ranks), from 0 to below 1.
-
-    They are spread evenly over the replicates, then shuffled. ``block``: seed.
-    """
+    """Return (replicates, ranks) start positions in [0, 1), evenly spread, then shuffled. ``block``: seed."""
     generator = np.random.default_rng([OFFSETS_SEED, block])
     cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
     return generator.permuted(cells, axis=1).T
 
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
-    """Return a simulation for each of ``makes``, repeated until its contention agrees with its step time.
-
-    ``makes``: functions that build a pipeline for given contention. ``then``: contention to start with.
-    """
+    """Return a simulation for each of ``makes``, repeated from contention ``then`` until that fits the step time."""
     stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))
@@ -405,10 +380,7 @@ def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account:
 
 
 def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool = True) -> list[Simulated]:
-    """Return one result for each of ``pipelines``, in their order.
-
-    Pipelines of the same shape run in one simulation.
-    """
+    """Return one result for each of ``pipelines``, in order; those of the same shape share one simulation."""
     by_shape: dict[object, list[int]] = {}
     for number, pipeline in enumerate(pipelines):
         by_shape.setdefault(shape_of(pipeline), []).append(number)

@@ -23,10 +23,7 @@ _HALVINGS = 6  # bisections between the neighbours of a crossover
 
 @dataclass(frozen=True)
 class Crossing:
-    """Value of a swept key at which the cost of tokenization crosses 1 % of the step.
-
-    It lies between two neighbours of the given values.
-    """
+    """Value of a swept key, between two given ones, at which tokenization costs 1 % of the step."""
 
     at: float  # first value on the other side
     between: tuple[str, str]  # neighbours, as given
@@ -52,11 +49,7 @@ class Sweep:
 
 
 def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
-    """Return the key and the values of a text such as ``device=1x,2x,4x``.
-
-    Values are (number, text as given), in rising order. ``edits``: must not set the same key.
-    Raises InputError (one line) for invalid text.
-    """
+    """Return key and rising (number, text) values of ``device=1x,2x``. Raises InputError, also if ``edits`` set it."""
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or key not in SWEPT:
         raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,... with one of the keys {', '.join(SWEPT)}")
@@ -76,10 +69,7 @@ def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
 
 
 def sweep(replays: Replays, edits: Edits, key: str, values: Sequence[tuple[float, str]]) -> Sweep:
-    """Return predictions for ``values`` of ``key`` (see :func:`parse_sweep`) on top of ``edits``.
-
-    Each value is predicted with and without tokenization.
-    """
+    """Return predictions for ``values`` of ``key`` on top of ``edits``, each with and without tokenization."""
 
     def at(text: str) -> tuple[Prediction, Prediction]:
         full = edits.with_text(f"{key}={text}")
@@ -109,11 +99,7 @@ def _share(full: Prediction, free: Prediction) -> float:
 def _crossing(
     key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
 ) -> Crossing:
-    """Return the value between two neighbours where tokenization begins or ceases to matter, found by bisection.
-
-    ``before``: True if it matters at the lower one. ``matters``: function of a value's text. Each bisection is a
-    replay.
-    """
+    """Return, by bisection, the value between two neighbours at which tokenization begins or ceases to matter."""
     lower, upper = low[0], high[0]
     for _ in range(_HALVINGS):
         middle = math.sqrt(lower * upper) if key == "device" else (lower + upper) // 2
@@ -135,10 +121,7 @@ EXTRA_WORK: Mapping[str, str] = {
 
 
 def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> list[str]:
-    """Return the names of other arms that ran the configuration of ``arm`` under ``edits``.
-
-    Controls are included, but not A/A controls. Empty if there are none or no edits.
-    """
+    """Return other arms (and controls, not A/A ones) that ran ``arm`` under ``edits``; empty without edits."""
     arm_record = next((record for record in records if record.arm == arm), None)
     if arm_record is None or not edits:
         return []
@@ -155,10 +138,7 @@ def _removes_data(edits: Edits) -> bool:
 
 
 def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
-    """Return the configurations that run ``config`` with ``edits`` applied.
-
-    Several if the edits have more than one equivalent. Empty if configuration keys cannot express them.
-    """
+    """Return all configurations that run ``config`` with ``edits``; empty if keys cannot express them."""
     flat = flatten(config)
     if edits.cores is not None:
         return []

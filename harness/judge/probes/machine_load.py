@@ -1,10 +1,6 @@
 """Summarize, for each arm, the counters of its NVIDIA cards and its use of the host.
 
-Cards: utilisation, clocks, temperature, reasons for throttling, energy. Host: the run's own use of cores, disk and
-memory, its limits, and the load of other processes.
-
-Each sample of a counter is its growth over ``interval_s`` of measured steps. So every rate here is sum of growth / sum
-of intervals, over all runs of an arm (docs of ``harness.probes.sampler.host``).
+Every rate is the sum of growth / sum of ``interval_s`` (``harness.probes.sampler.host``) over all runs of an arm.
 """
 
 from __future__ import annotations
@@ -40,7 +36,7 @@ DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "mis
 
 @dataclass(frozen=True)
 class DeviceFinding:
-    """Event that slowed an NVIDIA card, or a problem of its readings, with its figures by kind.
+    """Event that slowed an NVIDIA card, or a problem of its readings, with its figures by kind:
 
     "clock fell": from ``value`` to ``other`` MHz. "slowed down": by ``reason`` in the share ``value`` of the samples.
     "other processes": ``value`` processes that hold ``other`` bytes. "missed readings": ``value`` of ``other``.
@@ -82,10 +78,7 @@ class DeviceHealth:
 
 
 def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
-    """Return the health of each sampled NVIDIA card of each arm, over the arm's finished runs.
-
-    ``arms``: runs by arm.
-    """
+    """Return the health of each sampled NVIDIA card of each arm, over its finished runs."""
     health_list = []
     for arm, runs in arms.items():
         finished = [run for run in runs if run.record.status == "done"]
@@ -166,10 +159,7 @@ def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Spl
 
 
 def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
-    """Return joules per token and per trained token of the measured steps, over the runs that computed on this card.
-
-    None if no energy was read or no token counted.
-    """
+    """Return joules per token and per trained token over runs on this card; None without energy or tokens."""
     joules, tokens, trained = 0.0, 0.0, 0.0
     for run, run_split in zip(runs, splits, strict=True):
         facts, energy = run.record.facts, run_split.get((f"nvml:{device}", "energy_j"))
@@ -193,10 +183,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return two masks: the steps of repetitions whose readings reach their last step, and the readings in those.
-
-    ``t_ns``: times of the energy readings, CLOCK_MONOTONIC.
-    """
+    """Return masks of steps of repetitions with energy readings up to their end, and of those readings (``t_ns``)."""
     repetitions, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
         (start[repetitions == number].min(), start[repetitions == number].max(), number)
@@ -212,10 +199,7 @@ def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArr
 
 
 def throttled(reasons: Array) -> dict[str, float] | None:
-    """Return the share of samples with each throttling reason, most common first; None if not recorded.
-
-    ``reasons``: NVML's bit mask of each sample.
-    """
+    """Return the share of samples by throttling reason (NVML's bit mask), most common first; None if not recorded."""
     if not reasons.size:
         return None
     bits = reasons.astype(np.int64)
@@ -224,10 +208,7 @@ def throttled(reasons: Array) -> dict[str, float] | None:
 
 
 def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
-    """Return (from, to) in MHz of the largest fall between median clocks of parts of the run; None if it is small.
-
-    The parts are consecutive. All have equally many samples, so that one odd sample decides nothing.
-    """
+    """Return (from, to) in MHz of the largest fall between median clocks of equal parts of a run; None if small."""
     parts = [
         float(np.median(part))
         for part in np.array_split(mhz[np.argsort(t_ns, kind="stable")], policy.CLOCK_PARTS)
@@ -239,10 +220,7 @@ def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
 
 
 def _fall(one: Split, source: str) -> tuple[float, float] | None:
-    """Return :func:`clock_fall` of one card's samples (``source``) in which the card had work.
-
-    An idle card lowers its clock, so its idle samples are left out.
-    """
+    """Return :func:`clock_fall` of one card's samples with work: an idle card lowers its clock."""
     clocks, reasons = one[source, "sm_clock_mhz"], one.get((source, "throttle_reasons"))
     busy = np.ones(len(clocks.values), dtype=bool)
     if reasons is not None and len(reasons.values) == len(busy):
@@ -272,24 +250,17 @@ HostFindingKind = Literal[
 
 @dataclass(frozen=True)
 class HostFinding:
-    """Event that slowed a run on its host, with its figure by kind.
-
-    ``value`` is a share of the time or of the quota's periods, a rate per second, cores, bytes or a count.
-    ``limit`` is its reference: the quota in cores, the memory limit, all readings, or the maximum at a time.
-    """
+    """Event that slowed a run on its host, with its figure by kind."""
 
     kind: HostFindingKind
-    value: float
-    limit: float | None = None
+    value: float  # share of time or quota periods, rate per second, cores, bytes, or count
+    limit: float | None = None  # quota in cores, memory limit, all readings, or the maximum
     role: str = ""  # role of the affected processes, if only one role is affected
 
 
 @dataclass(frozen=True)
 class RoleLoad:
-    """Load by all processes of one role (main, loaders, ranks, sampler) of one arm.
-
-    Rates are per second of measured steps. None: not reported by this kernel.
-    """
+    """Load by all processes of one role of an arm, per second of measured steps. None: the kernel reports none."""
 
     role: str
     processes: int
@@ -374,8 +345,8 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
 def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
     """Return (mean, maximum) cores used by other processes; None if the kernel does not count them.
 
-    ``cores``: all used cores minus this run's. If it is clearly negative, the kernel did not count all processes.
-    The maximum is over windows of at least ``OTHERS_WINDOW_S``, because the kernel counts in ticks of 10 ms.
+    ``cores``: all used cores minus this run's, clearly negative if the kernel did not count all processes.
+    Maximum: over windows of at least ``OTHERS_WINDOW_S``, because the kernel counts in ticks of 10 ms.
     """
     if cores is None or cores < -policy.UNCOUNTED_CPU_MAX * own_cores:
         return None, None

@@ -1,8 +1,7 @@
-"""Analyse the probe recordings of a study, and use them to narrow down how long a device worked.
+"""Analyse the probe recordings of a study, and narrow down how long a device worked where its brackets leave it open.
 
-The ledger's brackets leave this open for some phases (``harness.explain.bounds``). torch.profiler slows the host, but
-not the kernels. So the kernel time of a profiled step is valid for any step. SM activity is a lower bound of the
-device's busy share (GPM: share of time in which an SM held a warp, mean over all SMs).
+torch.profiler slows the host but not the kernels, so a profiled step's kernel time is valid for any step. SM activity
+(GPM: share of time in which an SM held a warp, mean over all SMs) is a lower bound of the device's busy share.
 """
 
 from __future__ import annotations
@@ -73,11 +72,7 @@ def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> P
 def with_device_busy(
     report: StudyReport, profiles: Sequence[TorchProfile], cards: Sequence[DeviceHealth] = ()
 ) -> StudyReport:
-    """Return ``report`` with a narrower device busy time for arms whose CUDA events leave it open.
-
-    It comes from a profiled window, or is a lower bound from the SM activity of ``cards``. What limits the step
-    follows.
-    """
+    """Return ``report`` with open device busy times narrowed by profiled windows or SM activity of ``cards``."""
     kernel_ms = {
         profile.arm: (profile.operators.device_ms if profile.launched_ms is None else profile.launched_ms)
         / profile.steps
@@ -92,10 +87,7 @@ def with_device_busy(
 
 
 def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
-    """Return the comparison ``found`` with the limits of its arms' steps replaced by the narrowed ones.
-
-    ``bounds``: number of blocks by limit, by arm.
-    """
+    """Return ``found`` with the limits of its arms' steps narrowed. ``bounds``: blocks by limit, by arm."""
     if isinstance(found, NotCompared):
         return found
     measured = found.measured
@@ -108,10 +100,7 @@ def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Boun
 
 
 def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:
-    """Return the SM activity (share of time, 0 to 1) of the only card of ``arm``.
-
-    None with several cards, too few samples, or if other processes may use the card.
-    """
+    """Return the SM activity (0 to 1) of the arm's only card; None with several, few samples or other processes."""
     arm_cards = [card for card in cards if card.arm == arm]
     if (
         len(arm_cards) != 1
