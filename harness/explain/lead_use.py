@@ -384,7 +384,8 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
     if typical_ms[slow] < SLOW_WORKER_FACTOR * typical_ms[fast]:
         return None
     others_ms = float(np.median([np.median(made.ms[made.workers != slow]) for made in made_by]))
-    return SlowWorker(slow, typical_ms[slow], others_ms)
+    # Of workers of which only one is fast, none is slow.
+    return SlowWorker(slow, typical_ms[slow], others_ms) if typical_ms[slow] >= SLOW_WORKER_FACTOR * others_ms else None
 
 
 def long_reads(ms: Array) -> LongReads | None:

@@ -150,7 +150,7 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
 
 def _exchange_ns(block: RankSteps) -> Float:
     """Return the ns by step, (steps,), for which each rank is blocked in its backward pass."""
-    blocked: Float = np.maximum(block.off_core - block.ready, 0.0).min(axis=0)
+    blocked: Float = np.maximum(block.off_core + block.elsewhere - block.ready, 0.0).min(axis=0)
     return blocked
 
 

@@ -24,7 +24,7 @@ ranks, or for a thread that holds the interpreter's lock (as long as that thread
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -77,6 +77,7 @@ WAITING = "waiting for a core"
 COLLECTIONS = "garbage collection"
 RANKS = "waiting for ranks"
 SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are not stages
+MODEL_PACKAGE, BACKWARD = "torch.nn", "torch._tensor.Tensor.backward"  # calls that are work of the model
 ROUNDING = 1e-9  # share of a step; a smaller part is a rounding error
 COMPUTE = ("forward", "backward", "optimizer")
 
@@ -245,7 +246,8 @@ def _summed(
         for rank, key in enumerate(code)
         if rank >= NAMED_LINES_MAX or means[key].median < NAMED_LINE_SHARE_MIN * step_ms.median
     }
-    likely, others = ([_merged(parts, unnamed) for parts in side] for side in (likely, others))
+    collecting = {key for key in means if key.kind == "gc" and _belongs_to_line(key, means, places, unnamed)}
+    likely, others = ([_merged(parts, unnamed, collecting) for parts in side] for side in (likely, others))
     step_parts = []
     for key in _keys(likely):
         ms, other_ms = (_mean([parts.get(key, 0.0) for parts in side], weights) for side in (likely, others))
@@ -281,14 +283,14 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
     part_ms = {_Key(part.kind, part.name): part.ms.median for part in wall.parts}
     clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
     for cause in causes:
-        if (key := _part_of(cause, part_ms)) is not None and key.kind != "phase":
+        if (key := _part_of(cause)) is not None and key.kind != "phase":
             clock_ms[key] = clock_ms.get(key, 0.0) + cause.step_ms
     step_scale = wall.on_cores_ms / wall.step_ms.median if wall.step_ms.median else 1.0
     wall_scale = wall.on_cores_ms / (sum(phase_ms.values()) or wall.step_ms.median or 1.0)
     result = []
     for cause in causes:
-        key = _part_of(cause, part_ms)
-        if key is not None and cause.spent_ms:
+        key = _part_of(cause)
+        if cause.spent_ms and (key is not None or cause.kind == GC):
             scale = min(1.0, part_ms[key] / clock_ms[key]) if key in part_ms and clock_ms.get(key) else step_scale
             cause = replace(cause, spent_ms=cause.spent_ms * scale, wall_ms=cause.wall_ms * wall_scale)
         elif cause.kind == PADDING:
@@ -302,11 +304,8 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
     return tuple(result)
 
 
-def _part_of(one: SlowCause, parts: Collection[_Key]) -> _Key | None:
-    """Return which of ``parts`` has the time of a line of code or of garbage collections; None for other causes."""
-    if one.kind == GC:
-        line = _Key("code", one.place)
-        return line if line in parts else _Key("gc", COLLECTIONS)
+def _part_of(one: SlowCause) -> _Key | None:
+    """Return the part that has the time of a line of code; None for other causes."""
     if one.kind != CODE:
         return None
     return _Key("code", one.place) if is_own_code(one) else _Key("phase", one.phase)
@@ -326,14 +325,31 @@ def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
     return list(dict.fromkeys(key for parts in blocks for key in parts))
 
 
-def _merged(parts: _Parts, unnamed: set[_Key]) -> _Parts:
-    """Return ``parts`` with ``unnamed`` in "other", collections in their line of own code, and other ones joined."""
+def _belongs_to_line(
+    key: _Key, means: Mapping[_Key, Estimate], places: Mapping[_Key, SlowCause], unnamed: set[_Key]
+) -> bool:
+    """Return True if the collections ``key`` count for their line of own code, which takes longer than they do.
+
+    A line that calls the model is no own code.
+    """
+    line = _Key("code", key.name)
+    if line not in means or line in unnamed:
+        return False
+    called = places[line].called
+    is_model = called == BACKWARD or ".".join(called.split(".")[:2]) == MODEL_PACKAGE
+    return not is_model and means[line].median >= means[key].median
+
+
+def _merged(parts: _Parts, unnamed: set[_Key], collecting: set[_Key]) -> _Parts:
+    """Return ``parts`` with the parts ``unnamed`` in "other", and the collections ``collecting`` in their lines.
+
+    All other collections are one part.
+    """
     merged: _Parts = {_OTHER: 0.0}
     for key, ms in parts.items():
         target = _OTHER if key in unnamed else key
         if key.kind == "gc":
-            line = _Key("code", key.name)
-            target = line if line in parts and line not in unnamed else _Key("gc", COLLECTIONS)
+            target = _Key("code", key.name) if key in collecting else _Key("gc", COLLECTIONS)
         merged[target] = merged.get(target, 0.0) + ms
     return merged
 

@@ -112,8 +112,12 @@ class ArmMeasurement:
 
     @property
     def _settled_s(self) -> tuple[float, ...]:
-        """Steps of :attr:`plain_s` that later steps resemble: the last third if they drift, else all."""
-        return self.plain_s if self.drift is None else self.plain_s[-(len(self.plain_s) // 3) :]
+        """Steps of :attr:`plain_s` that later steps resemble: the last third if they drift, else all.
+
+        With long steps, all: the last third may have too many of them, or none.
+        """
+        has_long = len(without_long(np.array(self.plain_s))) < len(self.plain_s)
+        return self.plain_s if has_long or self.drift is None else self.plain_s[-(len(self.plain_s) // 3) :]
 
     @property
     def step(self) -> Spread:

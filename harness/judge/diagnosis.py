@@ -30,7 +30,7 @@ from harness.explain.ranks import GroupGain
 from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate, holding
 from harness.explain.unusual_steps import WHOLE_STEP
-from harness.explain.wall import COMPUTE, IN_LOOP, RESTART, SAMPLER, PartKind, StepPart, Wall
+from harness.explain.wall import BACKWARD, COMPUTE, IN_LOOP, RESTART, SAMPLER, PartKind, StepPart, Wall
 from harness.judge.policy import (
     BUSY_CORES_MIN,
     COLUMNS_SHARE,
@@ -50,7 +50,6 @@ SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words in Dynam
 # torch modules whose calls are the model's work, also in a line outside of all phases (for example a loss).
 MODEL_LIBRARIES = {"nn", "functional"}
 MODULE_CALLS = {f"torch.nn.modules.module.Module.{name}" for name in ("__call__", "_wrapped_call_impl", "_call_impl")}
-BACKWARD = "torch._tensor.Tensor.backward"
 MADE = ("read", "tokenize", "pack", "fetch")  # parts in which a batch is built, not handed over
 HANDOVER = "transfer"  # stage in which a loader worker's batch is received
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side shortens
@@ -328,7 +327,8 @@ def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> l
         return list(costs)
     saved = _saved(group.without_data, wall.step_ms.median)
     moved_ms = min(max(0.0, saved.median - data.ms.median), wall.total("ranks"))
-    together = Estimate(data.ms.median + moved_ms, None, None, saved.n)
+    # If other ranks work as long, the program gains less than this rank's data work.
+    together = Estimate(min(saved.median, data.ms.median + moved_ms), None, None, saved.n)
     by_kind["input-bound"] = replace(data, ms=holding(together, [saved]), of_all_ranks=True)
     if waits is not None and moved_ms:
         rest = Estimate(waits.ms.median - moved_ms, None, None, saved.n)
@@ -346,7 +346,9 @@ def _least_share(one: Diagnosis) -> float:
     """Return the smallest reported share of a step: less time of unknown cause changes no plan."""
     if one.kind == "unknown":
         return DIAGNOSED_SHARE_MIN
-    return HANDOVER_SHARE_MIN if one.part.kind == "data" and one.part.name == HANDOVER else FINDING_SHARE_MIN
+    is_handover = one.part.kind == "data" and one.part.name == HANDOVER
+    others = one.share * (1 - one.share_of_part)  # share of other data work
+    return HANDOVER_SHARE_MIN if is_handover and others < FINDING_SHARE_MIN else FINDING_SHARE_MIN
 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
@@ -380,8 +382,13 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
             remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
+    several = arm.unseen is not None and arm.unseen.ranks > 1
+    if several and rule.kind not in ("cores too few", "synchronization-bound") and not cost.of_all_ranks:
+        # An upper bound: waits for other ranks may have the same kind of cause.
+        high_ms = saved.median if saved.ci_high is None else saved.ci_high
+        saved = replace(saved, median=saved.median + wall.total("ranks"), ci_high=high_ms + wall.total("ranks"))
     saving = _speedup(saved, whole_ms)
-    if rule.kind == "cores too few" and arm.unseen is not None and arm.unseen.ranks > 1:
+    if rule.kind == "cores too few" and several:
         # A lower bound: a rank also waits for threads and ranks that have no core.
         least = saving.median if saving.ci_low is None else saving.ci_low
         saving, at_most = Estimate(least, least, None, saving.n), False

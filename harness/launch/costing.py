@@ -199,9 +199,6 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
     left_s = max(0.0, writing_s - after_s) if asynchronous else 0.0
     import_s = (record.import_ns or 0) / 1e9
     unsettled = _warmup_steps(config)
-    # Its own threads and workers share cores in the training too, so those waits are part of its cost.
-    threads = config.ranks * ((1 if facts.asynchronous else facts.threads or 1) + config.data.workers)
-    fits = facts.cores is None or threads <= facts.cores
     queued_s = sum(ns or 0 for ns in table["contended_ns"].to_pylist()) / 1e9
     fetched_s = sum((ns or 0) / 1e9 for ns in table["fetch_ns"].to_pylist()[unsettled:])
     return ArmMeasurement(
@@ -217,7 +214,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
         writing_s=writing_s,
         asynchronous=asynchronous,
         import_s=import_s,
-        waiting_share=queued_s / sum(walls_s) if fits else 0.0,
+        waiting_share=queued_s / sum(walls_s),
         waits=fetched_s > WAITS * sum(walls_s[unsettled:]),
         device=facts.device or "",
         emulated=bool(facts.emulated),

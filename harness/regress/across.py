@@ -261,9 +261,11 @@ def _comparison(
 def _high_blocks(sides: _PartValues, blocks: Sequence[int], within: float) -> HighBlocks | None:
     """Return the candidate's blocks (of ``blocks``) of a higher kind; None without, or if the baseline has them too."""
     names = blocks if len(blocks) == len(sides.candidate) else range(len(sides.candidate))
-    ours = {place: math.log(value) for place, value in enumerate(sides.baseline) if value > 0}
-    theirs = {block: math.log(value) for block, value in zip(names, sides.candidate, strict=True) if value > 0}
-    return None if high_blocks(ours, within) else high_blocks(theirs, within)
+    ours, theirs = (
+        {block: math.log(value / median(values)) for block, value in zip(places, values, strict=True) if value > 0}
+        for places, values in ((range(len(sides.baseline)), sides.baseline), (names, sides.candidate))
+    )
+    return None if high_blocks(ours, within, ours) else high_blocks(theirs, within, theirs)
 
 
 def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: Days) -> list[Gate]:

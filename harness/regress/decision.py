@@ -209,11 +209,13 @@ class HighBlocks:
     change: float
 
 
-def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
-    """Return the blocks of a higher kind; None if all are of one kind. ``logs``: log of the change, by block.
+def high_blocks(logs: Mapping[int, float], within: float, candidate: Mapping[int, float]) -> HighBlocks | None:
+    """Return the candidate's blocks of a higher kind; None if all are of one kind.
 
-    They are fewer than half, and raise the mean by more than ``within``. Their gap to the others is at least
-    :data:`HIGH_GAP_MIN` times the others' scatter. A single block may be a disturbance.
+    ``logs``: log of the change, by block. ``candidate``: log of the candidate's own value, by block: it has to be
+    higher there as well, else the baseline is of two kinds. The blocks are fewer than half, exceed ``within``, and
+    raise the mean by more. Their gap to the others is at least :data:`HIGH_GAP_MIN` times the others' scatter. A single
+    block may be a disturbance.
     """
     order = sorted(logs, key=logs.__getitem__)
     splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
@@ -223,6 +225,9 @@ def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
     usual, high = [logs[block] for block in order[:at]], [logs[block] for block in order[at:]]
     gap, excess = high[0] - usual[-1], fmean(high) - fmean(usual)
     if gap <= HIGH_GAP_MIN * (usual[-1] - usual[0]) or excess * len(high) / len(order) <= math.log1p(within):
+        return None
+    own = fmean(candidate[block] for block in order[at:]) - fmean(candidate[block] for block in order[:at])
+    if own < excess / 2 or fmean(high) <= math.log1p(within):
         return None
     return HighBlocks(tuple(sorted(order[at:])), math.expm1(excess))
 

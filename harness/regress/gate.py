@@ -142,7 +142,9 @@ def _comparison(
         problems=problems,
         other_work=next(filter(_is_other_work, differing), None),
         used_lead=next(iter(lead), None),
-        slow_blocks=high_blocks(typical, limits.step),
+        slow_blocks=high_blocks(
+            typical, limits.step, {block: math.log(_median_ms(other_rounds, [block], STEP)) for block in typical}
+        ),
         doubts=tuple(entry for entry in unseen_doubts(names, ledgers[:2]) if entry.kind == "no core"),
         alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
@@ -252,7 +254,8 @@ def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -
             noise = [math.log(control[block] / base_amounts[block]) for block in shared if block in control]
             medians = median(base_amounts[block] for block in shared), median(other_amounts[block] for block in shared)
             decision = decide([*logs.values()], limit, noise, level)
-            gates.append(Gate(name, unit, *medians, decision, high_blocks(logs, limit)))
+            own = {block: math.log(other_amounts[block]) for block in shared}
+            gates.append(Gate(name, unit, *medians, decision, high_blocks(logs, limit, own)))
     return gates
 
 

@@ -458,10 +458,10 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "no gradients": "Evaluate within torch.no_grad(): each batch makes a graph that nothing uses.",
     "no sync": "Run all backward passes but the last of a step within no_sync() of the DistributedDataParallel.",
     "other ranks": "Find the rank that comes late, and do rare slow work in the same step on all ranks.",
-    "less exchange": "No rank comes late: the exchange itself takes it. Exchange less often (several backward passes "
-    "within no_sync()) or less (DistributedDataParallel's hook for bfloat16).",
+    "less exchange": "All ranks are blocked as long: by the exchange, or by code that waits in forward or backward. "
+    "Exchange less often (several backward passes within no_sync()) or less (a hook for bfloat16).",
     "other process": "Do it in a process: a thread that runs Python holds the lock that the training needs.",
-    "find the growth": "Something is added in each step, such as a hook, a graph that is kept, or a list.",
+    "find the growth": "Look for what grows: a hook, a graph or a list that each step adds to, or the inputs.",
     "pad less": 'Pad to the longest row of each batch (padding="longest") instead of to a fixed length.',
     "batch alike": "Put rows of similar length into one batch (group_by_length), or pack several into one row.",
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",

@@ -31,6 +31,7 @@ def test_a_slow_worker_is_named_with_both_times() -> None:
     assert slow_worker([made([3.0, 33.0, 3.0], 3 * SLOW_WORKER_BATCHES_MIN)]) == SlowWorker(1, 33.0, 3.0)
     assert slow_worker([made([3.0, 3.0 * SLOW_WORKER_FACTOR * 0.99])]) is None
     assert slow_worker([made([33.0, 3.0]), made([3.0, 33.0])]) is None  # not the same one
+    assert slow_worker([made([33.0, 33.1, 33.0, 3.0], 4 * SLOW_WORKER_BATCHES_MIN)]) is None  # one is fast, none slow
     assert slow_worker([made([33.0, 3.0], 2 * SLOW_WORKER_BATCHES_MIN - 2)]) is None
 
 

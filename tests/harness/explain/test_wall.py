@@ -157,6 +157,17 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
             named("", "a.py:3", 30.0), spent("gc", 5.0, place="a.py:3"), spent("gc", 3.0, place="b.py:7"))}),
         {("code", "a.py:3"): 35.0, ("gc", "garbage collection"): 3.0, ("phase", "other"): 3.0},
     ),
+    "collections that take longer than the line that triggers them": (
+        Arm("script", compute={"forward": 9.0, "other": 41.0}, facts={"causes": rows(
+            named("", "a.py:3", 15.0), spent("gc", 20.0, place="a.py:3"))}),
+        {("code", "a.py:3"): 15.0, ("gc", "garbage collection"): 20.0, ("phase", "other"): 6.0},
+    ),
+    "collections in a line that calls the model": (
+        Arm("script", compute={"forward": 9.0, "other": 41.0}, facts={"causes": rows(
+            named("", "a.py:3", 30.0, called="torch.nn.modules.module.Module._call_impl"),
+            spent("gc", 5.0, place="a.py:3"))}),
+        {("code", "a.py:3"): 30.0, ("gc", "garbage collection"): 5.0, ("phase", "other"): 6.0},
+    ),
     "collections that a short line triggers": (
         Arm("script", compute={"forward": 9.0, "other": 4.0}, facts={"causes": rows(
             named("", "a.py:3", 0.2), spent("gc", 0.3, place="a.py:3"))}),

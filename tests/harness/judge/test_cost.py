@@ -241,3 +241,10 @@ def test_a_cost_has_the_doubts_that_a_report_of_these_steps_would_have(
     found = replace(EVEN, steps_s=steps_s, waiting_share=waiting).doubts
     assert [one.kind for one in found] == doubts
     assert (barred(found, "prediction") is not None) == ("no core" in doubts)
+
+
+def test_steps_that_get_longer_do_not_hide_long_ones_that_recur() -> None:
+    """Steps grow by 7 %, and each 10th takes a second more: about half of the true time was predicted."""
+    steps_s = tuple(0.1 * (1 + 0.07 * step / 40) + (1.0 if step % 10 == 5 else 0.0) for step in range(40))
+    measured = replace(EVEN, steps_s=steps_s)
+    assert measured.mean_step_s == pytest.approx(sum(steps_s[1:]) / 39, rel=0.1)

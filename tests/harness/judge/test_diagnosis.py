@@ -10,7 +10,7 @@ import pytest
 from harness.explain.policy import CHEAP_ROW_US_MAX
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import EndedCost
-from harness.judge.diagnosis import diagnose
+from harness.judge.diagnosis import _least_share, diagnose
 from harness.judge.policy import (
     COMPUTE_SHARE_MIN,
     DIAGNOSED_SHARE_MIN,
@@ -239,6 +239,28 @@ def test_waits_for_the_data_of_another_rank_are_a_cost_of_the_data() -> None:
         assert found.saving is not None
         assert found.saving.median == pytest.approx(40.0 / 19.0, rel=0.02)
         assert "synchronization-bound" not in [one.kind for one in arm.diagnoses]
+
+
+def test_data_work_behind_the_work_of_another_rank_costs_nothing() -> None:
+    """Rank 0 reads while rank 1 computes for as long: "1.953x as fast" was printed."""
+    late = {"backward": 30.0}
+    reading, _ = ranks_of(({"backward": 10.0}, {}, 20.5), (late, {}, 0.5))
+    assert "input-bound" not in [one.kind for one in reading.diagnoses]
+
+
+def test_the_bound_of_own_code_includes_waits_for_ranks_with_the_same_code() -> None:
+    arm = arm_of({"other": 20.0, "backward": 60.0}, named("", "a.py:3", 20.0), facts=RANKS, off_core={"backward": 30.0})
+    (found,) = (one for one in diagnosed(arm).diagnoses if one.kind == "own code")
+    assert found.at_most
+    assert found.saving is not None
+    assert found.saving.median == pytest.approx(1 / 0.5, rel=0.02)
+
+
+def test_a_small_hand_over_hides_no_other_data_work() -> None:
+    arm = arm_of({"forward": 89.0}, transfer=11.0, workers=1, facts={"workers": 1})
+    (found,) = (one for one in diagnosed(arm).diagnoses if one.kind == "input-bound")
+    assert _least_share(found) == HANDOVER_SHARE_MIN
+    assert _least_share(replace(found, share_of_part=0.4)) == FINDING_SHARE_MIN
 
 
 @pytest.mark.parametrize(

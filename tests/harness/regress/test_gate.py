@@ -167,15 +167,23 @@ def test_processes_of_two_kinds_are_not_hidden_by_the_median_of_memory_or_startu
     ],
 )
 def test_blocks_of_a_slower_kind_are_told_from_scatter(logs: list[float], slow: tuple[int, ...] | None) -> None:
-    found = high_blocks(dict(enumerate(logs)), 0.01)
+    found = high_blocks(dict(enumerate(logs)), 0.01, dict(enumerate(logs)))
     assert (None if found is None else found.blocks) == slow
+
+
+def test_a_baseline_of_two_kinds_is_no_slower_kind_of_the_candidate() -> None:
+    logs = {block: 0.05 if block % 4 == 0 else 0.0 for block in range(16)}
+    assert high_blocks(logs, 0.01, logs) is not None
+    assert high_blocks(logs, 0.01, dict.fromkeys(logs, 0.0)) is None
+    faster = {block: log - 0.07 for block, log in logs.items()}
+    assert high_blocks(faster, 0.01, faster) is None  # faster in all blocks
 
 
 @pytest.mark.parametrize("blocks", [5, 6, 9, 16])
 def test_blocks_of_one_kind_rarely_look_like_two(blocks: int) -> None:
     draw = np.random.default_rng(0)
     studies = [dict(enumerate(draw.normal(0.0, 0.05, blocks))) for _ in range(1000)]
-    assert sum(high_blocks(logs, 0.01) is not None for logs in studies) <= 60
+    assert sum(high_blocks(logs, 0.01, logs) is not None for logs in studies) <= 60
 
 
 def test_a_typical_step_that_is_undecided_does_not_hide_a_total_that_is_slower() -> None:
