@@ -22,6 +22,7 @@ from harness.explain.causes import (
     THREAD_LOCK,
     SlowCause,
     busy_cores,
+    is_own_code,
     is_wait,
     reads_cheap_rows,
 )
@@ -247,7 +248,7 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain |
     findings = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
     if group is not None:
         findings = [_with_exchange(finding, group) for finding in findings]
-    findings = [finding for finding in findings if finding.share >= _least_share(finding) and _above_noise(finding)]
+    findings = [found for found in findings if found.share >= _least_share(found) and _above_noise(found, arm)]
     # If other processes cause waits for a core, the waits are no property of the program.
     findings = sorted(
         (finding for finding in findings if arm.crowded or finding.kind != "cores too few"),
@@ -301,9 +302,14 @@ def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
     return lines if growing.ms.median >= sum(part.ms.median for part in lines) / 2 else []
 
 
-def _above_noise(one: Diagnosis) -> bool:
-    """True if the interval is above 0 or unknown, or the share is large: costs in few blocks have wide intervals."""
-    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
+def _above_noise(one: Diagnosis, arm: ArmReport) -> bool:
+    """True if the interval is above 0 or unknown, or the share is large: costs in few blocks have wide intervals.
+
+    Also True for a line that the samples of all blocks together show: a single block has few.
+    """
+    lines = (cause for cause in arm.causes if cause.place == one.part.name and is_own_code(cause))
+    is_sampled = any(line.looks and line.least_share >= FINDING_SHARE_MIN for line in lines)
+    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN or is_sampled
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:

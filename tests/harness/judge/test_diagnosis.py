@@ -388,7 +388,7 @@ def test_a_cost_that_may_be_none_is_told_only_where_it_is_large(waits: float) ->
     facts = {"waiting_share": waits, "threads": 1, "cores": 2}
     off_core = {"forward": 70.0} if waits else {}
 
-    def costing(share: float) -> bool:
+    def costing(share: float, looks: int = 0) -> bool:
         arm = diagnosed(arm_of({"other": 20.0}, named("", "a.py:3", 20.0), facts=facts, off_core=off_core))
         assert arm.wall is not None
         ms = share * (arm.wall.step_ms.median - arm.wall.total("core"))
@@ -396,10 +396,15 @@ def test_a_cost_that_may_be_none_is_told_only_where_it_is_large(waits: float) ->
             replace(part, ms=replace(part.ms, median=ms, ci_low=0.0, ci_high=200.0)) if part.kind == "code" else part
             for part in arm.wall.parts
         ]
-        return any(one.kind == "own code" for one in diagnose(replace(arm, wall=replace(arm.wall, parts=tuple(wide)))))
+        causes = tuple(replace(cause, looks=looks) for cause in arm.causes)
+        found = diagnose(replace(arm, causes=causes, wall=replace(arm.wall, parts=tuple(wide))))
+        return any(one.kind == "own code" for one in found)
 
     assert costing(NOISY_SHARE_MIN + 0.05)
     assert not costing(NOISY_SHARE_MIN - 0.05)
+    # The samples of all blocks together show a line that no single block does.
+    assert costing(NOISY_SHARE_MIN - 0.05, looks=100)
+    assert not costing(NOISY_SHARE_MIN - 0.05, looks=5)
 
 
 @pytest.mark.parametrize("cause", [named("", "a.py:3", 90.0), spent("gc", 90.0)])
