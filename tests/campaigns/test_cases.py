@@ -28,13 +28,13 @@ HEALTHY = Found("compute-bound", "backward", 9.0, 0.9, 10.0)
         (RIGHT, Found("checkpoint-bound", "torch.save", 0.3, 0.03, 10.0), (True, True, True, False)),
         (RIGHT, Found("checkpoint-bound", "save_file", 1.0, 0.1, 10.0), (True, True, True, False)),
         (Found("checkpoint-bound", "torch.save", 10.0, 0.33, 30.0), HEALTHY, (True, True, False, False)),
-        (replace(RIGHT, share=0.33, at_least=True), HEALTHY, (True, True, True, False)),
+        (replace(RIGHT, share=0.33, at_least=True), HEALTHY, (True, True, None, False)),
         (replace(RIGHT, share=0.9, at_least=True), HEALTHY, (True, True, False, False)),
         (Found("checkpoint-bound", "save_file", 20.0, 0.66, 30.0), HEALTHY, (True, False, False, False)),
         (Found("own code", "torch.save", 20.0, 0.66, 30.0), HEALTHY, (False, False, False, False)),
     ],
 )
-def test_kind_place_and_size_are_asked_in_turn(slow: Found, fixed: Found, judged: tuple[bool, ...]) -> None:
+def test_kind_place_and_size_are_asked_in_turn(slow: Found, fixed: Found, judged: tuple[bool | None, ...]) -> None:
     assert judge("saving", SAVE, WALLS, slow, fixed) == judged
 
 

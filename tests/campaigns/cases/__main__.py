@@ -268,9 +268,11 @@ def judge(
     remains = fixed.ms / (slow.ms / slow.share) if same and fixed.kind == slow.kind and slow.share else 0.0
     above = slow.share - remains - share
     tolerance = max(least_share, WITHIN_SHARE * share)
-    size = name == "healthy" or (above if slow.at_least else abs(above)) <= tolerance
+    size: bool | None = name == "healthy" or (above if slow.at_least else abs(above)) <= tolerance
+    if size and slow.at_least:
+        size = None  # A bound is no size, but may be false.
     reason = Ordinary((), FIXED.get(name, {})).verdict(fixed.kind, fixed.share)
-    return kind, place, place and size, same and fixed.share >= FALSE_SHARE and not reason
+    return kind, place, size if place else False, same and fixed.share >= FALSE_SHARE and not reason
 
 
 def examined(script: Ordinary) -> dict[str, Any]:

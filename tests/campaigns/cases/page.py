@@ -39,7 +39,7 @@ def _cases(rows: Rows, versions: Any) -> Iterator[str]:
         "- Programs: [tests/campaigns/cases](../../../tests/campaigns/cases). Not run on a GPU.",
         "- Truth: both variants run by turns, alone. Medians; in brackets the least and the largest share of a step.",
         "- A size is a share of the step without its waits for a core, as the load of the machine changes both. What "
-        "the same cause takes of the fixed program is subtracted. \"At least\" is right below the truth, too.",
+        "the same cause takes of the fixed program is subtracted. \"At least\" is a bound, and no size.",
         "- Remedy tried: by `harness exec --against` where it is one setting away, with the interval of 95 %. "
         "Elsewhere: the ratio of both variants in the truth.",
         f"- {versions or 'TraceML and gpuprof'}: the diagnosis of TraceML (steps marked, as its manual asks) and the "
