@@ -110,6 +110,7 @@ class _Sampler:
         self.demand: list[tuple[int, int]] = []  # see DEMAND
         self.asked: tuple[int, dict[int, int]] | None = None  # time of the last reading, and its values
         self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by kernel thread id
+        self.others_known = False  # True after the first look at other threads
         self.alone = True  # True until another thread ran in a look
         self.usual_s = self.short_s = 0.0  # seconds: the program's switch interval, and the one set here
         self.fault: Exception | None = None  # error that ended the sampling
@@ -226,9 +227,11 @@ class _Sampler:
                 ran_ns = self.ran_ns[number] = clock_gettime_ns((~number << 3) | THREAD_CLOCK)
             except OSError:  # The thread has ended.
                 continue
-            ns = min(ran_ns - before.get(number, ran_ns), since_ns)
+            # A thread that the last look did not see began after it.
+            ns = min(ran_ns - before.get(number, 0 if self.others_known else ran_ns), since_ns)
             if ns > OTHER_SHARE_MIN * since_ns and (place := self._where(frames[thread_id])) is not None:
                 self.others.append((place, ns, 0))
+        self.others_known = True
 
     def _read_memory(self) -> None:
         """Read the memory of this process and its children, and the demand for cores, if a reading is due."""
