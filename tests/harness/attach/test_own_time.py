@@ -125,6 +125,24 @@ def test_a_thread_that_has_ended_is_left_out_of_a_look(monkeypatch: pytest.Monke
     assert [ns for _, ns, _ in sampler.others] == [1]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_thread_that_began_since_the_last_look_has_run_since_then(known: bool) -> None:
+    hooks._agent()
+    from _harness_agent import own_time
+
+    ran, leave = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (sum(range(10**6)), ran.set(), leave.wait()))
+    sampler = own_time._Sampler()
+    if known:
+        sampler._look_at_others({}, 1)
+    thread.start()
+    ran.wait()
+    sampler._look_at_others({thread.ident: sys._getframe()}, 10**9)
+    leave.set()
+    thread.join()
+    assert [ns > 10**6 for _, ns, _ in sampler.others] == [True] * known
+
+
 def in_a_hook(kind: str) -> list[object]:
     """Return what the sampler takes for a hook's frame in a backward pass of this ``kind``: its function, or None."""
     hooks._agent()
