@@ -57,7 +57,7 @@ class RowAudit:
     incomparable: Incomparable | None
     tokens_per_s_as_declared: float | None  # at the declared length with the same FLOP/s, if a firm reading differs
     alike: list[FittedReading]  # Readings that count the same FLOPs per token
-    scatter: Scatter | None  # Scatter of several rows that includes this row
+    scatter: Scatter | None  # scatter of several rows, this one among them
 
     @property
     def gflops_per_token(self) -> float | None:

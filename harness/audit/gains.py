@@ -30,7 +30,7 @@ class Gain:
     measured: float | None
     measured_low: float | None  # ``measured_low`` to ``measured_high``: the range that the printed digits allow.
     measured_high: float | None
-    isolated: float | None  # How many times as fast the candidate's data path is by itself
+    isolated: float | None  # speedup of the data path alone, candidate over baseline
     step_ms: float | None  # Of the baseline, like the next three fields
     data_ms: float | None  # Isolated data time of one step: batch size x ms per sample.
     candidate_data_ms: float | None

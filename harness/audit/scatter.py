@@ -128,7 +128,7 @@ class Scatter:
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
     """Return the scatter of each group of rows whose figures differ for an unknown reason, without ``explained`` rows.
-    Of several pairs of figures in the same rows, only the one furthest apart is returned.
+    If the same rows have several pairs of figures, the pair furthest apart is returned.
     """
     pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():

@@ -359,7 +359,7 @@ class MadeBy(NamedTuple):
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
-    """Return the worker that is slower than the fastest in all ``blocks``, beyond chance (rank sums), or None."""
+    """Return the worker that is slower than the others in all ``blocks``, beyond chance (rank sums); None without."""
     made_by = list(blocks)
     medians = [
         {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
@@ -381,11 +381,11 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
     always = all(block[slow] > block[fast] for block in medians)
     if is_chance or not always or batches < SLOW_WORKER_BATCHES_MIN:
         return None
-    if typical_ms[slow] < SLOW_WORKER_FACTOR * typical_ms[fast]:
-        return None
     others_ms = float(np.median([np.median(made.ms[made.workers != slow]) for made in made_by]))
-    # Of workers of which only one is fast, none is slow.
-    return SlowWorker(slow, typical_ms[slow], others_ms) if typical_ms[slow] >= SLOW_WORKER_FACTOR * others_ms else None
+    # If only one worker is fast, the others are not slow.
+    if typical_ms[slow] < SLOW_WORKER_FACTOR * max(typical_ms[fast], others_ms):
+        return None
+    return SlowWorker(slow, typical_ms[slow], others_ms)
 
 
 def long_reads(ms: Array) -> LongReads | None:

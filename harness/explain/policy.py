@@ -118,7 +118,8 @@ WORKER_ROUNDS_MIN = 2
 UNEQUAL_WORKER_FACTOR = 1.5
 """Multiple of an equal share. A worker above it made others' batches. tests/harness/explain/replay/test_makers.py"""
 SLOW_WORKER_FACTOR = 1.25
-"""Multiple of the fastest worker's median time. A slow one is above it. tests/harness/explain/replay/test_makers.py"""
+"""Multiple of the median time of the fastest worker, and of the others. A slow worker is above both.
+tests/harness/explain/replay/test_makers.py"""
 SLOW_WORKER_BATCHES_MIN = 20
 """Batches of a worker. Fewer could all be slow by chance. tests/harness/explain/replay/test_makers.py"""
 LONG_READ_FACTOR = 10.0

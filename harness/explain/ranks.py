@@ -74,7 +74,7 @@ class GroupGain:
     slowest: str  # rank with the longest fetches
     without_data: Estimate  # no rank has any data work
     slowest_alike: Estimate  # the slowest rank fetches no longer than the next one
-    exchange_ms: float  # time per step off a core in backward passes that no rank avoids: the exchange itself
+    exchange_ms: float  # time per step for which all ranks are blocked, fetches excluded: the exchange, or other waits
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
@@ -149,7 +149,7 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
 
 
 def _exchange_ns(block: RankSteps) -> Float:
-    """Return the ns by step, (steps,), for which each rank is blocked in its backward pass."""
+    """Return the ns by step, (steps,), for which every rank is blocked outside of its fetches."""
     blocked: Float = np.maximum(block.off_core + block.elsewhere - block.ready, 0.0).min(axis=0)
     return blocked
 

@@ -6,7 +6,7 @@ A training of N steps takes, in seconds, with each term measured on the same con
 
 - The step is the median without step 0 and steps on batches built during start-up, with its interval. The worst case is
   the slowest of the last ten, or the interval's upper end if that is larger.
-- If these steps get faster or slower, only their last third counts, and the prediction is doubted.
+- If these steps get faster or slower, the prediction is doubted. Without long steps, only their last third counts.
 - If some steps are long, many steps take the mean each. The worst case is then the slowest step that may recur.
 - Sums over arms and trials add intervals end to end. The arms share a machine, so what slows one slows all.
 """

@@ -17,7 +17,7 @@ DAY_LOSSES_WITHIN = 0.05
 """Share of the loss. Other kernels and summation orders change it by less. tests/harness/regress/test_policy.py"""
 
 HIGH_GAP_MIN = 3.0
-"""Times the others' scatter. 5 % of changes over 5 blocks exceed it by chance. tests/harness/regress/test_gate.py"""
+"""Multiple of the others' scatter. Blocks of one kind rarely exceed it by chance. tests/harness/regress/test_gate.py"""
 
 # Times at which a decision is tried.
 FIRST_LOOK = 4

@@ -565,7 +565,7 @@ def _is_warmup(number: int) -> bool:
 
 
 def _may_begin() -> None:
-    """Note a possible step start without an optimizer; after MOST_ACCUMULATED of them, there is none."""
+    """Note a possible step start. After MOST_ACCUMULATED of them, decide that the program has no optimizer."""
     state.backward_since = False
     state.events.append((MAYBE, monotonic_ns(), run_queue.read()))
     state.maybe += 1

@@ -89,7 +89,7 @@ LOADER_NEXT = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"  # wrap
 # Since Python 3.14, the instruction is a call, and ENTERS_NEXT comes just before it.
 ENTERS, ENTERS_NEXT = opmap.get("BEFORE_WITH"), opmap.get("LOAD_SPECIAL")
 THREAD_LOCK = "threading.Lock"
-# Must match harness.explain.causes.
+# These modules wait for another thread or process. Must match harness/explain/causes.py.
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 
 
@@ -197,7 +197,7 @@ class _Sampler:
             self.looks.append((phase, place, waited, since_ns))
             if _waits_for_lock(place):
                 names = _names_of_lock(place)
-                stacks = [stack for thread, stack in frames.items() if thread != recorded and _names(stack, names)]
+                stacks = [stack for thread, stack in frames.items() if thread != recorded and _uses_one(stack, names)]
                 places = map(self._where, stacks)
                 self.holders += [(holder, since_ns) for holder in places if holder is not None and _may_hold(holder)]
         return now
@@ -330,7 +330,7 @@ def _names_of_lock(where: Where) -> set[str]:
     return set(re.findall(r"[^\W\d]\w*", line)) - {"with", "self", "cls", "acquire"}
 
 
-def _names(frame: FrameType | None, names: set[str]) -> bool:
+def _uses_one(frame: FrameType | None, names: set[str]) -> bool:
     """Return True if code in the stack of ``frame`` uses one of ``names``."""
     for _ in range(MAX_FRAMES):
         if frame is None:

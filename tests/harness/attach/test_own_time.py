@@ -22,6 +22,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from harness.attach import hooks
+from harness.explain import causes as explain_causes
 from harness.explain.causes import LOCK, SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS
 from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
@@ -349,6 +350,28 @@ def test_a_child_process_and_another_thread_ask_for_cores() -> None:
     ((asked_ns, passed_ns),) = sampler.demand
     assert asked_ns > 0.3e9
     assert passed_ns > 0
+
+
+def test_agent_and_analysis_use_the_same_words() -> None:
+    """The agent cannot import the analysis."""
+    hooks._agent()
+    from _harness_agent import own_time
+
+    for name in ("HOOKS", "HOLDER", "THREAD_LOCK", "WAITING_MODULES"):
+        assert getattr(own_time, name) == getattr(explain_causes, name)
+
+
+def test_a_child_with_a_lower_process_id_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process ids wrap around: a child then has a lower id than its parent."""
+    hooks._agent()
+    from _harness_agent import run_queue
+
+    parents = {7: os.getpid(), 9: 7, 11: 1, os.getpid(): 1}
+    monkeypatch.setattr(run_queue, "_parents", {})
+    monkeypatch.setattr(run_queue.os, "listdir", lambda _: [str(pid) for pid in parents])
+    monkeypatch.setattr(run_queue, "_parent_of", parents.__getitem__)
+    monkeypatch.setattr(run_queue, "_process_asked_ns", lambda pid: pid)
+    assert run_queue.children_asked_ns() == {7: 7, 9: 9}
 
 
 def test_the_place_of_the_thread_that_holds_the_lock_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,11 @@ def test_ranks_without_cores_also_wait_for_each_other(ranks: int) -> None:
     assert ("at least" in finding_text(found, 100.0)) == (ranks > 1)
 
 
+def test_the_function_that_packs_padded_batches_is_named() -> None:
+    padded = {"kind": "padding", "ms": 70.0, "called": "collate, a.py:3", "figures": PADDED}
+    assert "collate, a.py:3" in diagnosis_text(first(arm_of({}, padded)), 100.0)
+
+
 def test_the_place_where_another_thread_holds_the_lock_is_named() -> None:
     holders = [spent("lock holder", ms, place=place) for place, ms in (("b.py:7", 30.0), ("c.py:1", 5.0))]
     found = first(arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="threading.Lock"), *holders))
@@ -239,6 +244,12 @@ def test_waits_for_the_data_of_another_rank_are_a_cost_of_the_data() -> None:
         assert found.saving is not None
         assert found.saving.median == pytest.approx(40.0 / 19.0, rel=0.02)
         assert "synchronization-bound" not in [one.kind for one in arm.diagnoses]
+
+
+def test_ranks_that_all_wait_in_forward_have_no_late_rank() -> None:
+    both = ({"forward": 30.0}, {"forward": 20.0}, 0.0)
+    found = [one for arm in ranks_of(both, both) for one in arm.diagnoses if one.kind == "synchronization-bound"]
+    assert [one.remedy for one in found] == ["less exchange"] * 2
 
 
 def test_data_work_behind_the_work_of_another_rank_costs_nothing() -> None:

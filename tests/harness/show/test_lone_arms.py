@@ -219,6 +219,27 @@ def test_the_first_screen_is_that_of_the_rank_for_which_the_others_wait() -> Non
     assert card.findings[0].startswith("2 ranks: the others wait for rank-1, which works ")
 
 
+@pytest.mark.parametrize(("forward_ms", "is_late"), [(17.8, True), (9.0, False)])
+def test_ranks_without_a_loader_have_a_line_if_one_is_late(forward_ms: float, is_late: bool) -> None:
+    """Rank 0 did more in each step, and nothing said that rank 1 waited: no rank had a DataLoader."""
+    facts, none = {**RANKS, "waiting_share": 0.0}, {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
+    blocked_ms = forward_ms - 9.0
+    arms = [
+        Arm("rank-0", **none, compute={**COMPUTE, "forward": forward_ms}, facts=facts),
+        Arm("rank-1", **none, compute={**COMPUTE, "backward": 17.0 + blocked_ms}, off_core={"backward": blocked_ms},
+            facts=facts),
+    ]  # fmt: skip
+    found = [
+        replace(arm, totals=replace(arm.totals, phase_ms={name: ms for name, ms in arm.totals.phase_ms.items() if ms}))
+        for arm in analyse(*build(arms, [], noise=EXACT)).arms
+    ]
+    assert all("fetch" not in arm.totals.phase_ms for arm in found)
+    said = group_lines(found, None, ArmNames(["rank-0", "rank-1"]))
+    assert [line.text.startswith("2 ranks: the others wait for rank-0, which works ") for line in said] == [
+        True
+    ] * is_late
+
+
 def test_of_ranks_it_promises_nothing_where_it_is_not_known_who_waits() -> None:
     """These do not take as long as one another, so they do not wait in each step, or not for these."""
     arms = [Arm("rank-0", tokenize=0.2, facts=RANKS), Arm("rank-1", tokenize=9.0, facts=RANKS)]
