@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import checkpoint_folder
 from trainer.checkpoint_folder import Checkpoint, Store
 from trainer.compute.base import Stateful
+from trainer.config_base import BEFORE, Config
 from trainer.data.position import EpochInterval, Epochs
 from trainer.errors import InputError, one_line
 from trainer.files import remove, remove_leftovers
@@ -38,10 +39,6 @@ FREE = {
     "data.prefetch", "data.pin_memory", "data.timeout_s", "data.start_method", "data.transport", "launch.timeout_s",
     "resume.llmc", "sample",
 }  # fmt: skip
-
-
-# Keys of later versions. Their values here are the behaviour of every training before.
-CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order": False}
 
 
 class RandomStates:
@@ -266,6 +263,24 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
     return values
 
 
+def _defaults(section: Config, prefix: str = "") -> dict[str, Json]:
+    """Return the default of each dotted key of ``section`` that has one."""
+    values: dict[str, Json] = {}
+    for name, field in type(section).model_fields.items():
+        key, value = f"{prefix}{name}", getattr(section, name)
+        if isinstance(value, Config):
+            values |= _defaults(value, f"{key}.")
+        elif not field.is_required():
+            values[key] = field.get_default(call_default_factory=True)
+    return values
+
+
+def _in_absent_section(key: str, values: Mapping[str, Json]) -> bool:
+    """Return True if a section around the dotted ``key`` is null in ``values``."""
+    sections = (key[:place] for place, character in enumerate(key) if character == ".")
+    return any(name in values and values[name] is None for name in sections)
+
+
 def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
     """Raise InputError, naming the first different key, if the checkpoint belongs to another training.
 
@@ -273,9 +288,11 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
     """
     current = {**identity(config), **fingerprints}
     recorded = {**section(checkpoint.about, "config"), **section(checkpoint.about, "fingerprints")}
-    # A key with no value in only one of them comes from another version of this code. So does a key missing in the
-    # checkpoint, if its default is the behaviour of every training before.
-    recorded = {**CAME_LATER, **recorded}
+    # An older version of this code did not record its later keys. Every training then behaved as their defaults say, or
+    # as BEFORE says.
+    for key, value in {**_defaults(config), **BEFORE}.items():
+        if key in current and not _in_absent_section(key, recorded):
+            recorded.setdefault(key, value)
     keys = [key for key in sorted(current.keys() | recorded.keys()) if current.get(key) != recorded.get(key)]
     if keys:
         key = keys[0]

@@ -322,6 +322,10 @@ def test_a_dataset_state_that_nobody_could_read_again_is_refused_at_the_first_ch
                 part.state_dict()
 
 
+def _merged(config: dict[str, Any], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return config | {section: {**config[section], **values} for section, values in changes.items()}
+
+
 def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_path: Path) -> None:
     config = make()
     about = {"config": identity(config), "fingerprints": {"corpus": "1"}}
@@ -329,14 +333,23 @@ def test_another_training_is_refused(make: Callable[..., TrainerConfig], tmp_pat
     found = checkpoint_folder.newest(tmp_path)
     assert found is not None
     check_identity(found, make(keep=1, steps=99, data={"prefetch": 7, "transport": "ring"}), {"corpus": "1"})
-    older = {key: one for key, one in identity(config).items() if key not in ("data.documents", "data.global_order")}
+    launched = make(launch={"torchrun": {"nproc": 1}}, compute={"device": "cpu", "sync": "norm"})
+    later = {"data.documents", "optimizer.clip_norm", "launch.parallel", "compute.sync"}
+    older = {key: one for key, one in identity(launched).items() if key not in later}
     checkpoint_folder.write(tmp_path / "older", 1, {}, {"config": older}, WholeState(), lambda: None)
     before = checkpoint_folder.newest(tmp_path / "older")
     assert before is not None
-    check_identity(before, config, {})  # of a version that had no such keys
-    separated = {"path": "tokens-mmap", "documents": "separated"}
-    with pytest.raises(InputError, match=r"data\.documents: 'separated', but .* was made with 'joined'"):
-        check_identity(before, make(data=separated), {})
+    check_identity(before, launched, {})  # of a version that had no such keys
+    for changes, reason in (
+        ({"data": {"path": "tokens-mmap", "documents": "separated"}}, r"data\.documents: 'separated', .* 'joined'"),
+        ({"optimizer": {"clip_norm": None}}, r"optimizer\.clip_norm: None, but .* was made with 1\.0"),
+        ({"compute": {"sync": "late"}}, r"compute\.sync: 'late', but .* was made with 'norm'"),
+        ({"launch": {"parallel": "fsdp"}}, r"launch\.parallel: 'fsdp', but .* was made with 'ddp'"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            check_identity(before, TrainerConfig.model_validate(_merged(launched.model_dump(), changes)), {})
+    with pytest.raises(InputError, match=r"launch\.parallel: 'ddp', but .* was made with None"):
+        check_identity(found, make(launch={}), {"corpus": "1"})
     evaluated = make(evaluation={})
     with pytest.raises(InputError, match=r"evaluation: 'given', but .* was made with None"):
         check_identity(found, evaluated, {"corpus": "1"})
