@@ -80,9 +80,7 @@ def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: 
             prepared = Prepared(corpus, info, None if needed is None else pretokenized[needed].folder)
             engine_text = f" by {info.engine}" if needed is None else ""
             with shown(f"comparing batches of {name}{engine_text}", corpus.documents) as progress:
-                count, rest = _compare_epoch(
-                    name, variant, prepared, token_lists, padded.manifest.rows_tokens, progress
-                )
+                count, rest = _compare_epoch(name, variant, prepared, token_lists, progress)
             batches += count
             remainder = max(remainder, rest)
             compared.append(name)
@@ -111,7 +109,7 @@ def _compare_documents(
 ) -> None:
     tokenizer = load_tokenizer(info)
     progress(0, 0)
-    pad_id, total, index = padding_id(info), 0, 0
+    pad_id, total, total_kept, index = padding_id(info), 0, 0, 0
     stored = zip_longest(
         _rows(whole.data, "tokens"),
         _rows(padded.data, "input_ids"),
@@ -135,40 +133,51 @@ def _compare_documents(
                 if stored_row != expected:
                     raise _DifferenceError(f"document {index}: stored {name} differ from tokenizing it afresh")
             total += len(tokens)
+            total_kept += len(kept)
             index += 1
             progress(1, 0)
     if next(stored, None) is not None:
         raise _DifferenceError(f"the pretokenized files hold more than the corpus' {index} documents")
-    if total != whole.manifest.tokens:
-        raise _DifferenceError(f"{total} tokens in the documents, {whole.manifest.tokens} in the manifest")
+    for name, counted, stated in (
+        ("the documents", total, whole.manifest.tokens),
+        ("padded rows", total_kept, padded.manifest.rows_tokens),
+    ):
+        if counted != stated:
+            raise _DifferenceError(f"{counted} tokens in {name}, {stated} in the manifest")
 
 
 def _compare_epoch(
-    name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int, progress: Progress
+    name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, progress: Progress
 ) -> tuple[int, int]:
     """Compare the batches of one epoch with a simple construction from ``whole``, the token lists.
 
     Return (batches compared, remainder in tokens at its end). Raises _DifferenceError at the first difference.
-    ``padded_tokens``: expected tokens of a padded path.
     """
-    packed = is_packed(config)
-    documents = (tokens for tokens in _counted(_rows(whole.data, "tokens"), progress) if tokens)
-    rows = (_packed_rows if packed else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))
-    batches = tokens = 0
+    packed, length = is_packed(config), config.sequence_length
+    batches = tokens = expected = 0
+
+    def documents() -> Iterator[list[int]]:
+        """Yield the documents that batches are made of."""
+        nonlocal expected
+        for document in _counted(_rows(whole.data, "tokens"), progress):
+            if document:
+                expected += len(document) if packed else min(len(document), length)
+                yield document
+
+    rows = (_packed_rows if packed else _padded_rows)(documents(), length, padding_id(prepared.tokenizer))
     epoch = Epoch(config, prepared, seed=0)
     for batch in epoch:
         _compare_batch(f"{name}, batch {batches}", batch, rows, packed)
         batches += 1
         mask = batch.attention_mask
         tokens += batch.input_ids.numel() if mask is None else int(mask.sum())
+    if next(rows, None) is not None:
+        raise _DifferenceError(f"{name}: ends after {batches} batches, too early")
     remainder = epoch.remainder
-    expected = whole.manifest.tokens if packed else padded_tokens
     if tokens + remainder != expected:
         raise _DifferenceError(
             f"{name}: {tokens} tokens in batches and a remainder of {remainder}, expected {expected}"
         )
-    if next(rows, None) is not None:
-        raise _DifferenceError(f"{name}: ends after {batches} batches, too early")
     return batches, remainder
 
 
