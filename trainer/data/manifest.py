@@ -23,21 +23,27 @@ MANIFEST_SCHEMA = 1
 MANIFEST = "manifest.json"
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """Origin and content of a pretokenized folder."""
+@dataclass(frozen=True, kw_only=True)
+class ManifestOrigin:
+    """Origin of a pretokenized folder. A folder of another origin is not used."""
 
     schema: int
-    format: str
+    format: Format
     sequence_length: int | None  # tokens per padded row; None for token-list and flat, which store whole documents
-    corpus: str
     corpus_fingerprint: str
-    tokenizer: str
     tokenizer_fingerprint: str
     engine: str  # library and version that tokenized
     pad_id: int
     eos_id: int | None
     documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(ManifestOrigin):
+    """Origin and content of a pretokenized folder."""
+
+    corpus: str
+    tokenizer: str
     empty: int  # documents without a token
     tokens: int  # tokens of the documents before truncation, including end-of-document ids, without padding
     rows_tokens: int  # stored tokens: after truncation, without padding

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from trainer.data import cache
 from trainer.data.corpus import Corpus, by_row, check_vocabulary, iter_contents, prepare_corpus
 from trainer.data.manifest import Format, check_data, read_manifest
 from trainer.data.masking import Masking, masking_of
-from trainer.data.pretokenize import no_separator, pretokenize, truncation_warning
+from trainer.data.pretokenize import no_separator, origin_of, pretokenize, truncation_warning
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 from trainer.files import read_json
@@ -190,10 +190,11 @@ def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> 
 
 def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
     """Return the first folder in ``corpus.pretokenized`` that has the data path's format; None without one."""
-    required = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
+    origin = asdict(origin_of(corpus, tokenizer, format, sequence_length))
+    del origin["corpus_fingerprint"], origin["engine"]  # The corpus is this folder, whatever engine made it.
     for folder in corpus.pretokenized:
         manifest = read_manifest(Path(folder))
-        if (manifest.format, manifest.sequence_length, manifest.tokenizer_fingerprint, manifest.documents) == required:
+        if origin.items() <= asdict(manifest).items():
             check_data(Path(folder), manifest)
             return folder
     return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,7 @@ from trainer.data.manifest import (
     MANIFEST_SCHEMA,
     Format,
     Manifest,
+    ManifestOrigin,
     Pretokenized,
     check_data,
     data_file,
@@ -45,21 +46,6 @@ if TYPE_CHECKING:
 MOST_VALUES = 1 << 24  # values of a row group (64 MiB of int32), unless its last document alone has more
 TokenSource = Callable[[int], TokenGroups]  # first document -> the tokens of all documents from it on
 Progress = Callable[[int, int], object]  # called with the documents and bytes of text done since the last call
-
-
-@dataclass(frozen=True)
-class ManifestOrigin:
-    """Values that the fields of the same names must have in a manifest."""
-
-    schema: int
-    format: Format
-    sequence_length: int | None
-    corpus_fingerprint: str
-    tokenizer_fingerprint: str
-    engine: str
-    pad_id: int
-    eos_id: int | None
-    documents: int
 
 
 def pretokenize(
@@ -79,7 +65,7 @@ def pretokenize(
     kill, the next call continues. ``workers``: threads or processes (default: one per core). ``tokens``: source of the
     tokens if this process does not tokenize. ``progress`` gets the number of further documents and their bytes of text.
     """
-    expected = _expected(corpus, info, format, sequence_length)
+    expected = origin_of(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)
     built = False
 
@@ -116,7 +102,7 @@ def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Fo
     """Return the manifest of ``folder``. Raises InputError if a field is not the expected one, or files changed."""
     manifest = read_manifest(folder)
     actual = asdict(manifest)
-    for name, value in asdict(_expected(corpus, info, format, sequence_length)).items():
+    for name, value in asdict(origin_of(corpus, info, format, sequence_length)).items():
         if actual[name] != value:
             raise InputError(
                 f"{folder}: stale or foreign pretokenized data: {name} is {actual[name]!r}, expected {value!r}; "
@@ -153,7 +139,8 @@ def padding_id(info: TokenizerInfo) -> int:
     return info.pad_id if info.pad_id is not None else 0
 
 
-def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> ManifestOrigin:
+def origin_of(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> ManifestOrigin:
+    """Return the origin that the manifest of this corpus must state in ``format``."""
     return ManifestOrigin(
         schema=MANIFEST_SCHEMA,
         format=format,
