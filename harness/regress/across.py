@@ -41,7 +41,7 @@ from trainer.json_types import JsonObject
 
 # Configuration that changes the work of a step, so different values forbid a comparison. Corpus and tokenizer are
 # compared by their fingerprints. A key that one side lacks was added later and forbids nothing.
-WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
+WORK = ("model.", "data.", "compute.", "optimizer.")
 SYNCHRONOUS = ("cpu", "none")  # devices whose calls return after the work is done
 FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 

@@ -194,6 +194,14 @@ def test_a_baseline_from_before_there_was_a_key_means_what_it_meant() -> None:
         assert not found.warned
 
 
+def test_any_other_setting_of_the_optimizer_forbids_a_comparison() -> None:
+    older, newer = (
+        series(seed=seed, config={**SERIES["config"], "optimizer.fused": fused})
+        for seed, fused in ((0, True), (1, False))
+    )
+    assert [one.key for one in compare_series(older, newer, LIMITS, days=STEADY).refused] == ["optimizer.fused"]
+
+
 @pytest.mark.parametrize(
     ("key", "changes"),
     [
