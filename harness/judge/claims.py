@@ -23,7 +23,7 @@ from harness.explain.ledger import RunLedger
 from harness.explain.statistics import Estimate, from_amounts, from_block_values, from_blocks
 from harness.judge.probes.machine_load import host_load
 from harness.scenario.claims import CLAIMS, SHARES, ClaimKind, ClaimName, Figure
-from harness.scenario.overrides import differing, lookup, lookup_number
+from harness.scenario.overrides import HAND_OVER, differing, lookup, lookup_number
 from harness.study.contract import SAMPLER
 from harness.study.records import RunFacts
 from harness.study.run_data import RunData
@@ -35,8 +35,7 @@ STRATEGY = "data.tokenize"
 STRATEGIES = (STRATEGY, f"{STRATEGY}_processes", f"{STRATEGY}_threads")
 # Configuration keys changed by "all fixes together" and by fixes that are meant to lower CPU use.
 FIXES = (
-    *STRATEGIES, "data.path", "data.access", "data.workers", "data.prefetch", "data.transport", "data.pin_memory",
-    "data.start_method", "data.timeout_s", "compute.sync", "log_every", "optimizer.fused",
+    *STRATEGIES, *HAND_OVER, "data.path", "data.access", "data.workers", "compute.sync", "log_every", "optimizer.fused",
 )  # fmt: skip
 Outcome = Literal["holds", "does not hold", "not measurable"]
 

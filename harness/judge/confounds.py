@@ -13,7 +13,7 @@ from harness.explain.ledger import COUNTED, Blocks, alternated, per_step_of
 from harness.judge import policy
 from harness.judge.losses import Losses
 from harness.machine.packages import OWN_PACKAGE
-from harness.scenario.overrides import flatten, lookup
+from harness.scenario.overrides import HAND_OVER, flatten, lookup
 from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import Json, JsonObject
 
@@ -26,11 +26,12 @@ ConfoundKind = Literal[
 CODE = "code"  # declared by arms that run two states of the code
 OWN_STATE = {"git_commit", OWN_PACKAGE}  # entries that then differ by declaration
 
-# Settings that decide how many tokens a step has, directly or through the documents that it reads.
-BATCHES = (
-    "data.batch_size", "data.sequence_length", "data.path", "data.shuffle", "data.documents", "data.corpus",
-    "data.tokenizer", "data.source", "data.arguments", "data.global_order", "evaluation", "optimizer.accumulation",
-    "model.objective", "launch", "resume", "seed",
+# Settings that decide how many tokens a step has, directly or through the documents that it reads: those of BATCHES
+# without those of SAME_BATCHES. A new data key is one of them.
+BATCHES = ("data", "evaluation", "optimizer.accumulation", "model.objective", "launch", "resume", "seed")
+SAME_BATCHES = (
+    *HAND_OVER, "data.workers", "data.access", "data.tokenize", "data.tokenize_threads", "data.tokenize_processes",
+    "data.extra_reads", "data.extra_tokenizations", "data.inject", "data.replay",
 )  # fmt: skip
 # Configuration that may explain a difference between two arms, for every fact of a run. A declared key that starts with
 # one of these roots explains a difference. No key explains an empty tuple. MEASURED: the value differs in every run, so
@@ -206,6 +207,10 @@ def _covered(key: str, declared: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in declared)
 
 
+def _decides_batches(key: str) -> bool:
+    return _covered(key, BATCHES) and not _covered(key, SAME_BATCHES)
+
+
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
     """Return the section around ``key`` that is None on one side; declaring one of its keys adds the others."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
@@ -288,7 +293,7 @@ def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) 
     for base, compared in _pairs(baseline, candidate):
         first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
         differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}
-        if declared & {CODE, COMMAND} or any(_covered(key, BATCHES) for key in differing):
+        if declared & {CODE, COMMAND} or any(map(_decides_batches, differing)):
             return []
     for name in COUNTED:
         per_step = per_step_of(baseline, name), per_step_of(candidate, name)

@@ -17,6 +17,8 @@ EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("model",): ("preset", "config", "pretrained", "factory"),
 }
 
+# Keys that change how batches reach the loop, but no batch.
+HAND_OVER = ("data.prefetch", "data.transport", "data.pin_memory", "data.timeout_s", "data.start_method")
 Dosed = Literal["tokenize", "read", "device"]
 # Key that repeats each kind of work, in addition to the arm's own work.
 DOSES: dict[Dosed, str] = {

@@ -15,7 +15,7 @@ from harness.explain.ledger import StepLosses
 from harness.judge.learning import ChoicePass, choice_passes
 from harness.launch.budget import expense_of, seconds_of
 from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, LossRow, read_evaluations, read_losses
-from harness.scenario.overrides import flatten
+from harness.scenario.overrides import HAND_OVER, flatten
 from harness.show.cost import dollars, hours
 from harness.show.curves import Measure, PlottedRun, Values, best_measure, curve, loss_curve, minimum
 from harness.show.drawing import write_picture
@@ -35,7 +35,7 @@ LLMC_LOG = "main.log"
 HEADER = ["run", "parameters", "lowest training loss", "at step", "lowest validation loss", "at step"]
 # Settings that do not affect the curves.
 NO_NAMES = (
-    "steps", "warmup_steps", "log_every", "checkpoint.", "evaluation.", "launch.", "data.prefetch", "resume.step",
+    *HAND_OVER, "steps", "warmup_steps", "log_every", "checkpoint.", "evaluation.", "launch.", "resume.step",
 )  # fmt: skip
 
 

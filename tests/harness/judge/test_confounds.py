@@ -196,6 +196,7 @@ def test_steps_with_other_numbers_of_tokens_that_no_setting_asks_for_are_listed(
         curriculum({"data.batch_size": 12, "data.workers": 4}),
         curriculum({}, **{"data.sequence_length": 512}),  # undeclared, and listed as that
         curriculum({"data.path": "text-stream"}),
+        curriculum({"data.of_a_later_version": 1}),
         curriculum({"data.tokenizer.train.vocab_size": 500}),
         curriculum({"optimizer.accumulation": 2}),
         curriculum({"command": "python train.py --batch 12"}),
