@@ -233,10 +233,13 @@ class _KindCost:
     of_all_ranks: bool = False  # True if ``ms`` includes waits for other ranks with the same kind of cause
 
 
-def diagnose(arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain | None = None) -> tuple[Diagnosis, ...]:
+def diagnose(
+    arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain | None = None, exchange_ms: float = 0.0
+) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of ``arm``, then findings, the most expensive first; empty unless attached and measured.
 
-    ``advice``: predicted effects of settings. ``group``: what all ranks of the program would gain without data work.
+    ``advice``: predicted effects of settings. ``group``: what all ranks of the program would gain without data work,
+    if known. ``exchange_ms``: time per step for which all ranks are blocked outside of their fetches.
     """
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
@@ -246,8 +249,7 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain |
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm, but=growing)) is not None]
     costs = costs if group is None else _of_all_ranks(costs, wall, group)
     findings = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
-    if group is not None:
-        findings = [_with_exchange(finding, group) for finding in findings]
+    findings = [_with_exchange(finding, exchange_ms) for finding in findings]
     findings = [found for found in findings if found.share >= _least_share(found) and _above_noise(found, arm)]
     # If other processes cause waits for a core, the waits are no property of the program.
     findings = sorted(
@@ -342,9 +344,9 @@ def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> l
     return list(by_kind.values())
 
 
-def _with_exchange(finding: Diagnosis, group: GroupGain) -> Diagnosis:
+def _with_exchange(finding: Diagnosis, exchange_ms: float) -> Diagnosis:
     """Return ``finding``; for waits for ranks without a late rank, with the remedy for the exchange."""
-    is_exchange = group.exchange_ms >= EXCHANGE_SHARE_MIN * finding.ms.median
+    is_exchange = 0 < exchange_ms >= EXCHANGE_SHARE_MIN * finding.ms.median
     return replace(finding, remedy="less exchange") if finding.remedy == "other ranks" and is_exchange else finding
 
 

@@ -331,7 +331,7 @@ class StudyReport:
     uses: tuple[ArmUse, ...] = ()  # one per arm, if the scenario names claims
     claims: tuple[JudgedClaim, ...] = ()
     learning: Learning | None = None  # set if runs evaluated
-    group: GroupGain | None = None  # for a program whose ranks are the arms
+    group: GroupGain | None = None  # for a program whose ranks are the arms; None also if a doubt bars it
     data_paths: tuple[DataPath, ...] = ()  # one per arm, if the scenario has an isolated_baseline
 
     def arm(self, name: str) -> ArmReport | None:

@@ -114,8 +114,11 @@ def analyse(
     comparisons = tuple(_comparison(study, (pair.baseline, pair.candidate), arms) for pair in study.comparisons)
     advice = _advice(comparisons, arms, declared_floor(study))
     # A profiled run is not part of its arm's figures, because the profiler slows it.
-    group = None if study.comparisons else group_gain(arms.ranks)
-    reports = tuple(_diagnosed(_arm(arm, arms), advice, group) for arm in arms.declared if arm.control != PROFILED)
+    reports = tuple(_arm(arm, arms) for arm in arms.declared if arm.control != PROFILED)
+    together = None if study.comparisons else group_gain(arms.ranks)
+    group = None if together is None else known_gain(together, reports)
+    exchange_ms = 0.0 if together is None else together.exchange_ms
+    reports = tuple(_diagnosed(arm, advice, group, exchange_ms) for arm in reports)
     saving = {arm.name for arm in reports if any(diagnosis.kind == "checkpoint-bound" for diagnosis in arm.diagnoses)}
     return StudyReport(
         study=study,
@@ -380,9 +383,15 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     )
 
 
-def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice], group: GroupGain | None) -> ArmReport:
+def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice], group: GroupGain | None, exchange_ms: float) -> ArmReport:
     own = next((entry for entry in advice if entry.arm == arm.name), None)
-    return replace(arm, diagnoses=diagnose(arm, own, group))
+    return replace(arm, diagnoses=diagnose(arm, own, group, exchange_ms))
+
+
+def known_gain(group: GroupGain, arms: Iterable[ArmReport]) -> GroupGain | None:
+    """Return ``group``; None if a doubt other than "ranks" bars a prediction for one of the ranks ``arms``."""
+    doubts = [entry for arm in arms if arm.unseen is not None for entry in arm.unseen.doubts() if entry.kind != "ranks"]
+    return None if barred(doubts, "prediction") else group
 
 
 def _copies(blocks: Blocks) -> int:

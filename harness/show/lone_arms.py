@@ -190,8 +190,6 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and arm.totals.phase_ms]
     if len(ranks) < 2:
         return []
-    if any(arm.unseen is not None and arm.unseen.reason != "ranks" for arm in ranks):
-        gain = None
     waits = {arm.name: arm.totals.phase_ms.get("fetch", 0.0) for arm in ranks}
     last = max(ranks, key=lambda arm: waits[arm.name])
     step_ms = _mean_ms(last)
@@ -226,7 +224,7 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
     """Return a sentence on whether the other ranks, which wait ``longest`` at most, wait for the rank ``last``."""
     text = f"The others wait {longest} at most"
     if gain is None:
-        return f"{text}. It was not recorded whether they then wait for {last}."
+        return f"{text}. It is unknown whether they then wait for {last}."
     gain_if_alike = gain.slowest_alike
     upper = gain_if_alike.median if gain_if_alike.ci_high is None else gain_if_alike.ci_high
     if upper <= 1 + WORTH_SHARE:

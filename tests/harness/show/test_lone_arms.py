@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from harness.explain.bounds import Bound
+from harness.explain.ranks import GroupGain, RankSteps, group_gain, rank_steps
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, UNSEEN_SHARE_MAX
 from harness.judge.report_types import ArmReport
 from harness.judge.study import analyse
@@ -168,6 +169,35 @@ def test_nobody_waits_for_a_rank_that_fetches_while_the_other_computes(where: st
     assert "then for rank-0" not in text
 
 
+def gain_of(arms: list[Arm]) -> GroupGain | None:
+    """The gain of all ranks by their steps alone, whatever else is known of them."""
+    steps: dict[str, dict[int, RankSteps]] = {}
+    for run in build(arms, [], noise=EXACT)[1]:
+        if (measured := rank_steps(run)) is not None:
+            steps.setdefault(run.record.arm, {})[run.record.block] = measured
+    return group_gain(steps)
+
+
+@pytest.mark.parametrize(
+    ("facts", "known"), [({}, True), ({"waiting_share": 0.2}, False), ({"unseen_share": 0.2}, False)]
+)
+def test_card_and_lines_agree_on_whether_the_gain_of_all_ranks_is_known(facts: dict[str, Any], known: bool) -> None:
+    """On a busy machine the card gave a gain of all ranks, and the line below it said that none is known."""
+    calm = {**RANKS, "waiting_share": 0.0}
+    arms = [
+        Arm("rank-0", tokenize=0.2, compute={**COMPUTE, "backward": 26.0}, off_core={"backward": 9.0}, facts=calm),
+        Arm("rank-1", tokenize=9.2, compute=COMPUTE, facts={**calm, **facts}),
+    ]
+    assert gain_of(arms) is not None  # by the steps alone it can be computed
+    report = analyse(*build(arms, [], noise=EXACT))
+    assert (report.group is not None) == known
+    card = first_screen(report).card
+    assert card is not None
+    assert ("a step would be 1.327x as fast" in card.cost, "would be up to" in card.cost) == (known, not known)
+    assert ("Without any data work all would be 1.327x as fast" in card.findings[0]) == known
+    assert ("The steps of one rank do not show the gain of a change." in card.findings[0]) == (not known)
+
+
 def test_a_wait_that_may_be_for_a_core_is_none_that_is_sure() -> None:
     """Rank 0 had no core for 6 ms of its backward pass, and was ready to run for as long: nobody made it wait."""
     waiting = {**COMPUTE, "backward": 17.0 + 6.0}
@@ -176,9 +206,7 @@ def test_a_wait_that_may_be_for_a_core_is_none_that_is_sure() -> None:
         Arm("rank-0", tokenize=0.2, compute=waiting, off_core={"backward": 6.0}, facts=RANKS),
         Arm("rank-1", tokenize=6.2, compute=COMPUTE, facts=RANKS),
     ]
-    sure, unsure = (
-        analyse(*build([replace(arms[0], facts=facts), arms[1]], [], noise=EXACT)).group for facts in (RANKS, ready)
-    )
+    sure, unsure = (gain_of([replace(arms[0], facts=facts), arms[1]]) for facts in (RANKS, ready))
     assert sure is not None
     assert sure.slowest_alike.ci_low == pytest.approx(35.5 / 29.5, rel=0.002)
     assert unsure is not None
@@ -246,7 +274,7 @@ def test_of_ranks_it_promises_nothing_where_it_is_not_known_who_waits() -> None:
     found = first_screen(analyse(*build(arms, [])))
     text = found.headlines[0].text
     assert text.startswith("2 ranks: rank-1 waits ")
-    assert "ms at most. It was not recorded whether they then wait for rank-1." in text
+    assert "ms at most. It is unknown whether they then wait for rank-1." in text
     everything = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
     assert "as fast" not in everything
     alike = [Arm(f"rank-{rank}", tokenize=2.0, facts=RANKS) for rank in range(2)]
