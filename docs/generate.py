@@ -322,7 +322,7 @@ def _regression_causes() -> Iterator[tuple[str, str, str]]:
         "no baseline": "no baseline of quickstart",
     }
     sides = ("base", "head")
-    for cause in text.CAUSES:
+    for cause in (*text.CAUSES, "no core"):  # and one of the doubts
         example = StateComparison(
             "text",
             *sides,

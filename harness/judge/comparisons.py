@@ -22,12 +22,11 @@ from harness.explain.ledger import (
 from harness.explain.policy import INDEPENDENT_BLOCKS, INDEPENDENT_BLOCKS_ALONE
 from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
-from harness.judge.doubts import Doubt, RemedyKind, RunFailure, barred, unseen_of
+from harness.judge.doubts import UNDECIDED_KINDS, Doubt, DoubtKind, RemedyKind, RunFailure, barred, unseen_of
 from harness.judge.losses import Losses, compare_losses, repeated_data
 from harness.judge.verdicts import (
     InTotal,
     Judged,
-    UndecidedKind,
     Verdict,
     confidence_of_each,
     in_total,
@@ -90,7 +89,7 @@ class Measured:
     absent: Mapping[Figure, Absent]
     together: Estimate | None = None  # ``ratio`` with the verdict's interval: 95 % for all comparisons together
     comparisons: int = 1  # number of comparisons in the study
-    undecided: UndecidedKind | None = None
+    cause: Doubt | None = None  # the doubt that bars the verdict; None if there is a verdict
     losses: Losses = field(default_factory=Losses)
     repeated: tuple[float, float] | None = None  # shares of rows that were trained again; None if the arms agree
     # Shares of a step by which (baseline, candidate) may have been faster than they can sustain.
@@ -101,9 +100,9 @@ class Measured:
     doubts: tuple[Doubt, ...] = ()  # sorted by precedence, including those that bar nothing
 
     @property
-    def cause(self) -> Doubt | None:
-        """Doubt that bars the verdict, with its remedy; None if there is a verdict."""
-        return next((entry for entry in self.doubts if entry.kind == self.undecided), None)
+    def undecided(self) -> DoubtKind | None:
+        """Kind of the doubt that bars the verdict; None if there is a verdict."""
+        return None if self.cause is None else self.cause.kind
 
     @property
     def figure(self) -> Estimate | None:
@@ -196,7 +195,7 @@ def compare(
         alike_blocks(baseline, arms, controls),
         confidence_of_each(comparisons),
         allowance,
-        doubts=tuple(unseen_doubts((baseline, candidate), (baseline_runs, candidate_runs))),
+        doubts=tuple(run_doubts((baseline, candidate), (baseline_runs, candidate_runs))),
         used_lead=(used_share(baseline_runs), used_share(candidate_runs)),
         few_blocks=few_blocks,
     )
@@ -248,7 +247,7 @@ def compare(
         absent={figure: reason for figure, reason in absent.items() if reason is not None},
         together=by_rate.together,
         comparisons=comparisons,
-        undecided=by_rate.judged.undecided,
+        cause=by_rate.judged.cause,
         losses=losses,
         repeated=repeated,
         used_lead=judging.used_lead,
@@ -319,15 +318,14 @@ class _Judging:
         )
 
 
-def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
-    """Yield a doubt by arm whose main thread waited for a core, or was blocked in untimed code."""
+def run_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
+    """Yield the doubts about all figures of an arm, by its runs; ``sides``: the runs of the arms ``names``."""
     for name, blocks in zip(names, sides, strict=True):
         unseen = unseen_of([run.record.facts for run in blocks.values()])
         for entry in () if unseen is None else unseen.doubts(name):
-            if entry.kind == "no core":
-                yield replace(entry, cores=cores_of([blocks]))
-            elif entry.kind == "blocked":
-                yield entry
+            # The others say what cannot be replayed; a comparison states that for each figure (Absent).
+            if entry.kind in UNDECIDED_KINDS or entry.kind == "blocked":
+                yield replace(entry, cores=cores_of([blocks])) if entry.kind == "no core" else entry
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:

@@ -25,8 +25,8 @@ import numpy as np
 from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import from_amounts, reach_of_mean
 from harness.explain.unusual_steps import NO_PHASE, long_steps, without_long
-from harness.judge.doubts import Doubt, doubt, in_order
-from harness.judge.policy import CORE_WAIT_SHARE_MAX, COSTED_LONG_RATIO, DRIFT_MIN, WORST_OF_STEPS
+from harness.judge.doubts import Doubt, core_doubts, doubt, in_order
+from harness.judge.policy import COSTED_LONG_RATIO, DRIFT_MIN, WORST_OF_STEPS
 from harness.study.contract import PHASES
 
 HOUR_S = 3600.0
@@ -164,9 +164,7 @@ class ArmMeasurement:
     @property
     def doubts(self) -> tuple[Doubt, ...]:
         """Doubts that a report of these steps would have, most important first. Some bar a prediction of the cost."""
-        doubts = []
-        if self.waiting_share > CORE_WAIT_SHARE_MAX:
-            doubts.append(doubt("no core", self.arm, share=self.waiting_share))
+        doubts = [*core_doubts(self.waiting_share, self.arm)]
         step_ms, typical_ms = np.array(self.recurring_s) * 1e3, self.step.likely * 1e3
         long = long_steps(step_ms, np.full(len(step_ms), NO_PHASE, dtype=np.int8), PHASES, typical_ms)
         if long is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 from harness.explain.causes import CODE, slow_causes
 from harness.explain.lead_use import LeadUse
@@ -45,7 +45,7 @@ CLAIMS_OF: Mapping[Bars, tuple[Claim, ...]] = {
 
 DoubtKind = Literal[
     "too few blocks", "no noise floor", "no core", "too noisy",
-    "blocked", "device", "one stream", "ranks", "not replayable", "replay off",
+    "blocked", "ranks", "device", "one stream", "not replayable", "replay off",
     "no loader", "no items", "unequal", "row by row", "slow worker", "sampler", "restarts", "contradicted", "serial",
     "too coarse", "lead", "diverged", "other loss", "repeated data", "a-a apart", "long steps",
     "explained loss", "ceilings apart", "uneven", "step kinds", "rare long steps", "drift", "all time apart",
@@ -56,8 +56,6 @@ DoubtKind = Literal[
 ]  # fmt: skip
 # Reasons why other numbers of workers, or of prefetched batches, cannot be predicted.
 Bar = Literal["no loader", "no items", "unequal", "row by row", "slow worker", "sampler", "restarts"]
-# Reasons why a change of an attached program cannot be predicted.
-UnseenReason = Literal["no core", "blocked", "device", "ranks"]
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
@@ -110,9 +108,9 @@ RULES = (
     DoubtRule("too noisy", "A 2x change could not be seen.", "figure", "quiet machine", "speed"),
     # Replay does not know what a step waits for.
     DoubtRule("blocked", "Over 10 % of the time was spent in no timed phase.", "prediction", unit="time"),
+    DoubtRule("ranks", "Ranks wait for one another.", "prediction"),
     DoubtRule("device", "The work of an asynchronous device was not recorded.", "prediction"),
     DoubtRule("one stream", "The device's work on other streams was not recorded.", "prediction"),
-    DoubtRule("ranks", "Ranks wait for one another.", "prediction"),
     DoubtRule("not replayable", "The record lacks what a replay needs.", "prediction"),
     DoubtRule("replay off", "The unedited replay does not reproduce the run.", "recommendation", unit="step"),
     # Replay does not know the effect of other loader settings.
@@ -168,6 +166,8 @@ RULES = (
 )
 RULE_OF: Mapping[DoubtKind, DoubtRule] = {rule.kind: rule for rule in RULES}
 _PRECEDENCE = {rule.kind: rank for rank, rule in enumerate(RULES)}
+# Kinds that can be the cause of "undecided".
+UNDECIDED_KINDS = tuple(rule.kind for rule in RULES if not {*_VERDICT}.isdisjoint(CLAIMS_OF[rule.bars]))
 
 
 def in_order(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
@@ -195,6 +195,12 @@ def doubt(
     return Doubt(kind, arms, share, None if action is None else Remedy(action, blocks, steps), where, cores)
 
 
+def core_doubts(waiting: float, *arms: str) -> Iterator[Doubt]:
+    """Yield a doubt if the main thread waited for a core for too long: the share ``waiting`` of the time."""
+    if waiting > CORE_WAIT_SHARE_MAX:
+        yield doubt("no core", *arms, share=waiting)
+
+
 @dataclass(frozen=True)
 class Unseen:
     """Time of an attached program that no timer explains: shares of measured steps, means over blocks."""
@@ -219,24 +225,22 @@ class Unseen:
     def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
         """Return the doubts, most important first. ``recorded``: the work of one stream of the device was recorded."""
         arms = (arm,) if arm else ()
-        entries = []
-        if self.waiting > CORE_WAIT_SHARE_MAX:
-            entries.append(doubt("no core", *arms, share=self.waiting))
+        entries = [*core_doubts(self.waiting, *arms)]
         if self.blocked > UNSEEN_SHARE_MAX:
             entries.append(doubt("blocked", *arms, share=self.blocked, where=self.place or ""))
-        if self.device:
-            entries.append(doubt("one stream" if recorded else "device", *arms))
         if self.ranks > 1:
             entries.append(doubt("ranks", *arms))
+        if self.device:
+            entries.append(doubt("one stream" if recorded else "device", *arms))
         if self.evaluating_steps:
             entries.append(doubt("evaluation left out", *arms, share=self.evaluating))
         return in_order(entries)
 
     @property
-    def reason(self) -> UnseenReason | None:
+    def reason(self) -> DoubtKind | None:
         """Kind of the doubt for which the effect of a change cannot be predicted; None if it can."""
         first = barred(self.doubts(), "prediction")
-        return None if first is None else cast(UnseenReason, first.kind)
+        return None if first is None else first.kind
 
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:

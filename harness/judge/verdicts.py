@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +23,13 @@ from harness.explain.policy import CONFIDENCE, LONG_STEP_FACTOR, LONG_STEPS_SHAR
 from harness.explain.statistics import Estimate, from_blocks, student_t
 from harness.explain.unusual_steps import LongSteps, long_steps, without_long
 from harness.judge import policy
-from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
+from harness.judge.doubts import Doubt, DoubtKind, RemedyKind, barred, doubt, in_order
 from harness.judge.losses import Losses
 from harness.judge.policy import DRIFT_MIN, DRIFT_STEPS_MIN, TOTAL_APART_MIN
 from harness.study.contract import PHASES
 
 Verdict = Literal["gain", "loss", "none", "undecided"]
 Direction = Literal["gain", "loss", "none"]
-# Doubts that can be the cause of "undecided".
-UndecidedKind = Literal[
-    "too few blocks", "no noise floor", "no core", "too noisy", "too coarse", "lead", "diverged", "other loss",
-    "repeated data", "a-a apart", "long steps",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,9 +43,9 @@ class Judged:
     doubts: tuple[Doubt, ...] = ()  # all, most important first
 
     @property
-    def undecided(self) -> UndecidedKind | None:
+    def undecided(self) -> DoubtKind | None:
         """Kind of the doubt that bars the verdict; None if there is a verdict."""
-        return None if self.cause is None else cast(UndecidedKind, self.cause.kind)
+        return None if self.cause is None else self.cause.kind
 
 
 def confidence_of_each(comparisons: int) -> float:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import Estimate, from_block_values, student_t
 from harness.judge.confounds import Confound
-from harness.judge.doubts import Doubt, barred
+from harness.judge.doubts import Doubt, DoubtKind, barred
 from harness.judge.policy import UNEVEN_BLOCKS_MIN
 from harness.regress.policy import (
     FIRST_LOOK,
@@ -249,8 +249,9 @@ MissingKind = Literal[
 ]
 
 
-# Reasons for an undecided comparison. "other check open": memory, startup or total time looks worse than allowed.
-Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", "slow blocks", "other check open"]
+# Reasons for an undecided comparison, besides doubts. "other check open": memory, startup or total time looks worse
+# than allowed.
+Cause = MissingKind | Undecided | Literal["other work", "used lead", "slow blocks", "other check open"]
 
 
 @dataclass(frozen=True)
@@ -331,14 +332,14 @@ class StateComparison:
         return "undecided" if unlike or self.open else self.step.outcome
 
     @property
-    def cause(self) -> Cause | None:
+    def cause(self) -> Cause | DoubtKind | None:
         """First reason why the verdict is undecided; None if it is decided."""
         if self.verdict != "undecided":
             return None
         if self.missing is not None:
             return self.missing.kind
-        if barred(self.doubts, "loss") is not None:
-            return "no core"
+        if (first := barred(self.doubts, "loss")) is not None:
+            return first.kind
         if self.slow_blocks is not None:
             return "slow blocks"
         if self.step.why is not None and not (self.step.why in ("scattered", "at the limit") and TOTAL in self.open):

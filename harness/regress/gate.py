@@ -12,8 +12,9 @@ from statistics import median
 
 from harness.explain.ledger import Blocks, RunLedger, epoch_steps, measure
 from harness.explain.statistics import trimmed_mean
-from harness.judge.comparisons import unseen_doubts, used_share
+from harness.judge.comparisons import run_doubts, used_share
 from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
+from harness.judge.doubts import barred
 from harness.judge.losses import compare_losses, repeated_data
 from harness.judge.policy import USEFUL_TOKENS_WITHIN
 from harness.regress.decision import (
@@ -145,7 +146,7 @@ def _comparison(
         slow_blocks=high_blocks(
             typical, limits.step, {block: math.log(_median_ms(other_rounds, [block], STEP)) for block in typical}
         ),
-        doubts=tuple(entry for entry in unseen_doubts(names, ledgers[:2]) if entry.kind == "no core"),
+        doubts=tuple(entry for entry in run_doubts(names, ledgers[:2]) if barred([entry], "loss")),
         alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.explain.policy import MIN_BLOCKS
 from harness.explain.statistics import Estimate
-from harness.judge.doubts import barred
+from harness.judge.doubts import DoubtKind, barred
 from harness.judge.policy import USELESS_FLOOR
 from harness.regress.across import CommonMove
 from harness.regress.decision import TOTAL, Cause, Decision, Difference, HighBlocks, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
-from harness.show.text.doubts import confound_lines, doubt_text, too_noisy_text
+from harness.show.text.doubts import confound_lines, doubt_text, remedy_text, too_noisy_text
 from harness.show.text.verdicts import rarer_text
 from harness.show.words import blocks_named, capitalised, count, floor_percent, horizon, listing, ms, percent, ratio
 from harness.study.records import OtherDefault
@@ -44,7 +44,7 @@ class CauseText:
     remedy: str  # action that would decide it; "" for none
 
 
-CAUSES: Mapping[Cause, CauseText] = {
+CAUSES: Mapping[Cause | DoubtKind, CauseText] = {
     "failed runs": CauseText("{details}", "Fix the failed run; its log is in the study's folder"),
     "no shared block": CauseText(NO_BLOCK, "Allow more time with --budget, or fewer steps"),
     "other tokens per step": CauseText(
@@ -54,7 +54,6 @@ CAUSES: Mapping[Cause, CauseText] = {
     "code changed": CauseText("{details} changed during the measurement", "Run the check again, without edits"),
     "differences": CauseText("not comparable: {details}", "Measure both with the same settings, or pass --allow KEY"),
     "no baseline": CauseText("{details}", "Keep a baseline first"),
-    "no core": CauseText("{doubt}", "Use a quiet machine, or free cores"),
     "too few blocks": CauseText(
         f"only {{blocks}} of the {MIN_BLOCKS} blocks that an interval needs", "Allow more time with --budget"
     ),
@@ -80,8 +79,10 @@ CAUSES: Mapping[Cause, CauseText] = {
     "other check open": CauseText("{checks} may have grown by more than allowed", "Allow more time with --budget"),
 }
 
+DOUBTED = CauseText("{doubt}", "{settle}")
 
-NOISE: frozenset[Cause] = frozenset({"within the noise", "both possible", "at the limit", "scattered"})
+
+NOISE: frozenset[Cause | DoubtKind] = frozenset({"within the noise", "both possible", "at the limit", "scattered"})
 
 
 def cause_text(c: StateComparison) -> CauseText:
@@ -108,11 +109,11 @@ def too_noisy(decision: Decision) -> bool:
     return max(decision.floor or 0.0, decision.change.ci_high or 0.0) > USELESS_FLOOR
 
 
-def _filled(cause: Cause, decision: Decision, c: StateComparison | None = None) -> CauseText:
+def _filled(cause: Cause | DoubtKind, decision: Decision, c: StateComparison | None = None) -> CauseText:
     if cause in NOISE and too_noisy(decision):
         return CauseText(too_noisy_text(None), CAUSES["scattered"].remedy)
     values = _values(decision) | ({} if c is None else _more_values(c))
-    text = CAUSES[cause]
+    text = CAUSES.get(cause, DOUBTED)
     run_more = (
         f"Run about {count(decision.more_blocks, 'more block')} (a longer --budget)" if decision.more_blocks else ""
     )
@@ -140,6 +141,7 @@ def _more_values(c: StateComparison) -> dict[str, str]:
             values |= {"ours": f"{m.tokens[0]:,.0f}", "theirs": f"{m.tokens[1]:,.0f}"}
     if (doubt := barred(c.doubts, "loss")) is not None:
         values["doubt"] = doubt_text(doubt)
+        values["settle"] = "" if doubt.remedy is None else capitalised(remedy_text(doubt.remedy))
     values["work"] = "" if c.other_work is None else confound_lines([c.other_work])[0]
     values["slow"] = "" if c.slow_blocks is None else _high_blocks_text(c.slow_blocks, c.blocks, "slower than")
     values["lead"] = "" if c.used_lead is None else confound_lines([c.used_lead])[0]

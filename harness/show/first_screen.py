@@ -13,13 +13,13 @@ from harness.explain.wall import AFTER_STEPS, OTHER_STEPS, START_UP, Wall
 from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.diagnosis import NOTED
-from harness.judge.doubts import DoubtKind
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, DiagnosisKind, NotCompared, StudyReport
 from harness.judge.study import comparison_doubts
 from harness.judge.verdicts import Verdict
 from harness.show.advice import NextSteps, next_steps
 from harness.show.lone_arms import (
+    UNSEEN_LINES,
     Headline,
     cause_findings,
     control_findings,
@@ -59,7 +59,6 @@ from harness.show.words import count, listing, number, part_of, percent, ratio, 
 from trainer.errors import one_line
 
 AMONG_CAUSES = [noted.kind for noted in NOTED.values()]  # Diagnoses that have a more detailed line among the causes.
-REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
 # Differences that are always listed, never only counted.
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
@@ -126,7 +125,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
             *(line for arm in involved for line in lone_lines(arm, names)),
         ]
         # The line of such an arm gives the reason why nothing is predicted.
-        advised = [advice for advice in advised if advice.refused is None or advice.refused.kind not in REFUSED_ABOVE]
+        advised = [advice for advice in advised if advice.refused is None or advice.refused.kind not in UNSEEN_LINES]
     lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
     ideal = {arm.name: estimate for arm in report.arms if (estimate := arm.explained.ideal_measured) is not None}
     card = verdict_card(report, names, next(iter(headlines.values())) if len(headlines) == 1 else None)

@@ -10,7 +10,7 @@ from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPL
 from harness.explain.ranks import GroupGain
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
-from harness.judge.doubts import Unseen
+from harness.judge.doubts import DoubtKind, Unseen
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals, DiagnosisRemedy
 from harness.judge.waits import UnevenSpeed
@@ -67,7 +67,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     lines = [Headline(name, _with_evaluations(arm, step), f"{data}{_gain(arm)}{served}")]
     lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     if arm.unseen is not None:
-        lines += _unseen(replace(arm.unseen, waiting=arm.waiting), _mean_ms(arm))
+        lines += _unseen(arm, arm.unseen)
     lines += _dose_lines(arm)
     lines += [*skipped_lines([arm], names), *engine_lines([arm], names)]
     if arm.attached is not None:
@@ -433,27 +433,42 @@ def _sampler(arm: ArmReport) -> str:
     )
 
 
-def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
-    part = part_of(step_ms)
+def _unseen(arm: ArmReport, one: Unseen) -> Iterator[Headline]:
+    step_ms = _mean_ms(arm)
     if one.tokenizing >= WAIT_SHARE:
         yield Headline(
             "Tokenizing in the loop",
-            f"{part(one.tokenizing * step_ms)} of a step, after the batch was fetched",
+            f"{part_of(step_ms)(one.tokenizing * step_ms)} of a step, after the batch was fetched",
             "The figures for data above do not include it.",
         )
-    if one.reason == "no core":
-        yield Headline(
-            "Not to be trusted",
-            f"the main thread waited for a core for {percent_over(one.waiting, CORE_WAIT_SHARE_MAX)} of the time (at "
-            f"most {percent(CORE_WAIT_SHARE_MAX)} is trusted)",
-            "Other processes, more threads than cores, or a CPU quota took the core. Repeat on a free machine: until "
-            "then replay predicts nothing. Costs, shares and savings of the step's parts are without these waits.",
-        )
-    if one.reason == "blocked":
-        phase = f", mostly in {one.place}" if one.place else ""
-        yield Headline(
-            "Not timed",
-            f"the main thread is blocked for {part(one.blocked * step_ms)} of a step outside of all phases{phase}",
-            f"That is over {percent(UNSEEN_SHARE_MAX)}. If it is a wait for data, the figures above leave it out: no "
-            "saving is predicted.",
-        )
+    if one.reason in UNSEEN_LINES:
+        yield UNSEEN_LINES[one.reason](arm, one)
+
+
+def _no_core(arm: ArmReport, _one: Unseen) -> Headline:
+    return Headline(
+        "Not to be trusted",
+        f"the main thread waited for a core for {percent_over(arm.waiting, CORE_WAIT_SHARE_MAX)} of the time (at "
+        f"most {percent(CORE_WAIT_SHARE_MAX)} is trusted)",
+        "Other processes, more threads than cores, or a CPU quota took the core. Repeat on a free machine: until "
+        "then replay predicts nothing. Costs, shares and savings of the step's parts are without these waits.",
+    )
+
+
+def _blocked(arm: ArmReport, one: Unseen) -> Headline:
+    step_ms = _mean_ms(arm)
+    phase = f", mostly in {one.place}" if one.place else ""
+    return Headline(
+        "Not timed",
+        f"the main thread is blocked for {part_of(step_ms)(one.blocked * step_ms)} of a step outside of all "
+        f"phases{phase}",
+        f"That is over {percent(UNSEEN_SHARE_MAX)}. If it is a wait for data, the figures above leave it out: no "
+        "saving is predicted.",
+    )
+
+
+# Lines of an arm for which nothing is predicted. They state the reason, so the advice does not repeat it.
+UNSEEN_LINES: Mapping[DoubtKind | None, Callable[[ArmReport, Unseen], Headline]] = {
+    "no core": _no_core,
+    "blocked": _blocked,
+}

@@ -10,7 +10,7 @@ from itertools import accumulate
 from harness.explain.policy import REPLAY_ERROR_MAX
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Measured
-from harness.judge.doubts import barred
+from harness.judge.doubts import DoubtKind, barred
 from harness.judge.policy import COARSE_RESOLUTION, CORE_WAIT_SHARE_MAX, SAME_TOKENS_WITHIN, WITNESSES_WITHIN
 from harness.judge.report_types import Comparison, NotCompared, PredictedRatio
 from harness.judge.verdicts import Judged
@@ -32,6 +32,11 @@ from harness.show.words import (
     ratio,
     unit,
 )
+
+# Causes of "undecided" that leave a verdict on the step time possible.
+OF_RATIO_ALONE: tuple[DoubtKind, ...] = (
+    "too few blocks", "no noise floor", "too coarse", "diverged", "other loss", "repeated data"
+)  # fmt: skip
 
 
 def sentence(c: Comparison | NotCompared) -> str:
@@ -122,8 +127,7 @@ def _steps(m: Measured) -> str | None:
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
         return None
-    # The doubt bars these times too.
-    if m.undecided in ("long steps", "a-a apart", "no core", "too noisy", "lead"):
+    if m.undecided is not None and m.undecided not in OF_RATIO_ALONE:  # The doubt bars these times too.
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if (

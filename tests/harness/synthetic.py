@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from harness.explain.statistics import Estimate
 from harness.judge.comparisons import Absent, Figure
-from harness.judge.doubts import doubt
+from harness.judge.doubts import Doubt
 from harness.judge.losses import Losses
 from harness.judge.report_types import StudyReport
 from harness.judge.verdicts import InTotal, judge
@@ -254,7 +255,7 @@ def judged(
     noise_floor: float | None,
     losses: Losses | None = None,
     together: Estimate | None = None,
-    no_core: bool = False,
+    doubts: Sequence[Doubt] = (),
     used_lead: tuple[float, float] = (0.0, 0.0),
     same_again: Estimate | None = None,
     in_total: InTotal | None = None,
@@ -267,7 +268,7 @@ def judged(
             noise_floor,
             learned,
             repeated=repeated,
-            doubts=[doubt("no core")] if no_core else [],
+            doubts=doubts,
             used_lead=used_lead,
             same_again=same_again,
             in_total=None if in_total is None else in_total.least,
@@ -290,7 +291,7 @@ def judged(
         "absent": absent,
         "verdict": found.verdict,
         "resolution": found.resolution,
-        "undecided": found.undecided,
+        "cause": found.cause,
         "doubts": found.doubts,
     }
     return replace(

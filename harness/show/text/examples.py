@@ -15,6 +15,7 @@ from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, Mis
 from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import (
     RULE_OF,
+    UNDECIDED_KINDS,
     Bar,
     DoubtKind,
     Remedy,
@@ -27,7 +28,7 @@ from harness.judge.doubts import (
 from harness.judge.losses import Losses
 from harness.judge.probes.machine_load import DeviceFinding, DeviceFindingKind, HostFinding, HostFindingKind
 from harness.judge.report_types import Advice, AdviceCost, Diagnosis, DiagnosisKind, DiagnosisRemedy, NoMfu
-from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
+from harness.judge.verdicts import InTotal, Verdict
 from harness.judge.waits import Waits
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames
@@ -54,20 +55,21 @@ class KindsSection:
     render: Callable[[Any], str]
 
 
-def measured(verdict: Verdict, cause: UndecidedKind | None = None) -> Measured:
+def measured(verdict: Verdict, cause: DoubtKind | None = None) -> Measured:
     """Return an example comparison with the given verdict. ``cause``: why it is undecided."""
+    doubts = () if cause is None else (doubt(cause, *ARMS, share=0.12, cores=(1.6, 2.0)),)
     ratio = {"gain": _GAIN, "loss": _LOSS, "none": _NONE, "undecided": _WIDE}[verdict]
     return Measured(
         measure="tokens/s", ratio=ratio, tokens_ratio=ratio, step_time=ratio, isolated=None, ceiling=None,
         from_waits=None, ideal=None, noise_floor=None if cause == "no noise floor" else 0.02, noise_floor_of="text",
         positions_per_step=1.0, trained_per_step=1.0, baseline_waits=_WAITS, candidate_waits=_WAITS, verdict=verdict,
-        resolution=0.02 if cause is None else 0.12, absent={}, undecided=cause,
+        resolution=0.02 if cause is None else 0.12, absent={}, cause=doubts[0] if doubts else None,
         losses=Losses(2.912, 3.405, ("tokens",) if cause == "diverged" else (), differ=cause == "other loss"),
         repeated=(0.0, 0.75) if cause == "repeated data" else None,
         used_lead=(0.0, 0.08) if cause == "lead" else (0.0, 0.0),
         same_again=Estimate(1.05, 1.03, 1.07, 6),
         in_total=InTotal(0.95, 0.97, "candidate", _LONG, 0, 5, 6),
-        doubts=() if cause is None else (doubt(cause, *ARMS, share=0.12, cores=(1.6, 2.0)),),
+        doubts=doubts,
     )  # fmt: skip
 
 
@@ -75,7 +77,7 @@ def _verdict(kind: Verdict) -> str:
     return finding(measured(kind, "too coarse" if kind == "undecided" else None))
 
 
-def _undecided(kind: UndecidedKind) -> str:
+def _undecided(kind: DoubtKind) -> str:
     return undecided_because(measured("undecided", kind)) or ""
 
 
@@ -207,7 +209,7 @@ def _missing(kind: MissingKind) -> str:
 
 SECTIONS: Sequence[KindsSection] = (
     KindsSection("Verdicts of a comparison", get_args(Verdict), _verdict),
-    KindsSection("Why a comparison is undecided", get_args(UndecidedKind), _undecided),
+    KindsSection("Why a comparison is undecided", UNDECIDED_KINDS, _undecided),
     KindsSection("Doubts", get_args(DoubtKind), _doubt),
     KindsSection("Remedies", get_args(RemedyKind), _remedy),
     KindsSection("Undeclared differences", get_args(ConfoundKind), _difference),

@@ -25,7 +25,7 @@ from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import EndedCost
 from harness.explain.wall import RESTART, START_UP, StepPart, maker_text
 from harness.judge.diagnosis import padding_remedy
-from harness.judge.policy import CORE_WAIT_SHARE_MAX
+from harness.judge.doubts import DoubtKind
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
@@ -594,18 +594,22 @@ def _is_lower_bound(saving: Estimate) -> bool:
     return saving.ci_high is None and saving.ci_low == saving.median
 
 
+_TRUST: Mapping[DoubtKind, Callable[[ArmReport], str]] = {
+    "no core": lambda arm: (
+        f"the machine was busy. The main thread had no core for {percent(arm.waiting)} of the time: it is listed as "
+        "its own part, and small parts may be inaccurate. Repeat on a free machine."
+    ),
+    "ranks": lambda _: "ranks wait for one another, so a saving of one rank is not a saving of all.",
+    "device": lambda _: "times are the host's. Forward and backward are launched there, and the device may work later.",
+}
+
+
 def trust_text(arm: ArmReport) -> str:
     """Return a sentence on how far the arm's verdict card can be trusted: busy machine, several ranks, few steps."""
-    hidden = arm.unseen
-    if hidden is not None and hidden.waiting > CORE_WAIT_SHARE_MAX:
-        return (
-            f"Trust: the machine was busy. The main thread had no core for {percent(arm.waiting)} of the time: it is "
-            "listed as its own part, and small parts may be inaccurate. Repeat on a free machine."
-        )
-    if hidden is not None and hidden.ranks > 1:
-        return "Trust: ranks wait for one another, so a saving of one rank is not a saving of all."
-    if hidden is not None and hidden.device:
-        return "Trust: times are the host's. Forward and backward are launched there, and the device may work later."
+    doubts = () if arm.unseen is None else arm.unseen.doubts()
+    first = next((entry.kind for entry in doubts if entry.kind in _TRUST), None)
+    if first is not None:
+        return f"Trust: {_TRUST[first](arm)}"
     if arm.blocks < MIN_BLOCKS:
         return f"Trust: no intervals, as {count(arm.blocks, 'block')} are too few. Measure more steps or repeats."
     steps = count(arm.totals.steps, "step")

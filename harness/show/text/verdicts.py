@@ -154,13 +154,15 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
                 f"the measured steps used up prefetched batches or queued work, and were up to {lead_max} faster than "
                 "later steps: as much as the difference; use more warm-up steps"
             )
-
         case "a-a apart":
             return f"{same_again_text(m)}, as much as the difference"
         case "long steps":
             assert m.in_total is not None
             ask = "; repeat with more steps a block" if remedy and not m.in_total.left_out else ""
             return f"{long_steps_text(m.in_total)}{ask}"
+    assert m.cause is not None
+    action = f"; {remedy_text(m.cause.remedy)}" if remedy and m.cause.remedy is not None else ""
+    return f"{listing([*m.cause.arms]) or 'an arm'}: {doubt_text(m.cause)}{action}"
 
 
 def more_blocks(m: Measured) -> str | None:

@@ -13,7 +13,6 @@ from harness.judge.confounds import ConfoundKind
 from harness.judge.doubts import DoubtKind
 from harness.judge.predictions import few_blocks_remedy
 from harness.judge.study import analyse, comparison_doubts, study_doubts
-from harness.judge.verdicts import UndecidedKind
 from harness.show.sentences import sentence
 from harness.study.records import COMMAND, ArmRecord
 from harness.study.store import StudyFolder
@@ -24,7 +23,6 @@ BUSY = Arm("text", tokenize=3.0, other_cpu_cores=0.9)
 
 def test_every_kind_of_a_detector_is_in_the_table() -> None:
     kinds = set(get_args(DoubtKind))
-    assert set(get_args(UndecidedKind)) <= kinds
     assert set(get_args(ConfoundKind)) - {"losses"} <= kinds  # "other loss" or "explained loss"
 
 

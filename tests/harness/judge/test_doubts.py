@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from harness.judge.doubts import CLAIMS_OF, RULES, Bars, Claim, DoubtKind, barred, doubt, in_order
+from harness.judge.doubts import CLAIMS_OF, RULES, Bars, Claim, DoubtKind, Unseen, barred, doubt, in_order
 
 
 def test_each_kind_has_one_rule_in_the_order_of_the_table() -> None:
@@ -38,6 +38,12 @@ def test_the_first_doubt_that_bars_a_claim_is_its_cause_whatever_the_order_of_th
 )
 def test_a_doubt_bars_only_what_it_makes_unknown(kind: DoubtKind, bars: set[Claim]) -> None:
     assert {claim for claim in get_args(Claim) if barred([doubt(kind)], claim)} == bars
+
+
+def test_ranks_bar_a_prediction_whether_or_not_the_device_was_recorded() -> None:
+    found = Unseen(device=True, ranks=2)
+    assert (found.reason, Unseen(device=True).reason) == ("ranks", "device")
+    assert [one.kind for one in found.doubts(recorded=True)] == ["ranks", "one stream"]
 
 
 def test_a_remedy_carries_its_number() -> None:

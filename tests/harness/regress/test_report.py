@@ -13,7 +13,7 @@ import pytest
 
 from harness.explain.statistics import Estimate
 from harness.judge.confounds import Confound
-from harness.judge.doubts import doubt
+from harness.judge.doubts import DoubtKind, doubt
 from harness.regress import report as regression
 from harness.regress.decision import Decision, Gate, HighBlocks, Limits, Outcome, StateComparison, Undecided
 from harness.regress.gate import comparisons
@@ -133,6 +133,15 @@ def decided(outcome: Outcome, why: Undecided | None = None) -> Decision:
 
 STEPS = [*map(decided, ("slower", "faster", "same"))]
 STEPS += [decided("undecided", why) for why in ("within the noise", "both possible", "at the limit", "scattered")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [("no core", "Repeat when it has a free core"), ("too noisy", "Repeat on a quieter machine.")]
+)
+def test_the_doubt_that_bars_a_verdict_is_its_cause(kind: DoubtKind, remedy: str) -> None:
+    c = StateComparison("x", "a", "b", 9, decided("same"), 48, 400.0, 10.0, 11.0, doubts=(doubt(kind, "x"),))
+    assert c.cause == kind
+    assert remedy in sentence(c)
 
 
 @pytest.mark.parametrize("step", STEPS)

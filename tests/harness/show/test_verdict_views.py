@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -13,17 +14,18 @@ from hypothesis import strategies as st
 
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
+from harness.judge.doubts import UNDECIDED_KINDS, doubt
 from harness.judge.losses import Losses
 from harness.judge.policy import COARSE_RESOLUTION
 from harness.judge.report_types import StudyReport
 from harness.judge.study import analyse
-from harness.judge.verdicts import InTotal, UndecidedKind, Verdict
+from harness.judge.verdicts import InTotal, Verdict
 from harness.show import markdown, plots, terminal
 from harness.show.build import html_page
 from harness.show.first_screen import first_screen
 from harness.show.sentences import sentence
 from harness.show.summary import summary
-from harness.show.text.verdicts import VERDICTS
+from harness.show.text.verdicts import VERDICTS, undecided_because
 from tests.examples import examples
 from tests.harness.synthetic import Arm, build, judged
 
@@ -51,7 +53,7 @@ KINDS: Mapping[str, StudyReport] = {
     "diverged": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, None, ("tokens",))),
     "other loss": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, Losses(3.0, 2.0, (), differ=True)),
     "repeated data": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, repeated=(0.0, 0.75)),
-    "no core": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, no_core=True),
+    "no core": judged(STUDY, Estimate(1.2, 1.15, 1.25, 5), 0.01, doubts=[doubt("no core")]),
     "lead": judged(STUDY, Estimate(1.03, 1.02, 1.04, 5), 0.01, used_lead=(0.0, 0.05)),
     "a-a apart": judged(STUDY, Estimate(1.09, 1.07, 1.1, 5), 0.08, same_again=Estimate(1.07, 1.06, 1.08, 5)),
     "long steps": judged(
@@ -132,7 +134,7 @@ def test_all_views_agree_on_every_kind_of_verdict(kind: str) -> None:
     report = KINDS[kind]
     found = in_text(report) | in_pages(report)
     expected = kind.partition(" that")[0].partition(":")[0].removeprefix("large ")
-    if expected in get_args(UndecidedKind):
+    if expected in UNDECIDED_KINDS:
         assert report.compared[0].measured.undecided == expected
         expected = "undecided"
     assert found == dict.fromkeys(found, expected)
@@ -141,7 +143,16 @@ def test_all_views_agree_on_every_kind_of_verdict(kind: str) -> None:
 def test_no_kind_is_forgotten() -> None:
     measured = [one.compared[0].measured for one in KINDS.values()]
     assert {m.verdict for m in measured} == set(get_args(Verdict))
-    assert {m.undecided for m in measured} == {None, *get_args(UndecidedKind)}
+    assert {m.undecided for m in measured} == {None, *UNDECIDED_KINDS}
+
+
+def test_a_cause_without_words_of_its_own_is_stated_by_its_doubt_and_remedy() -> None:
+    """A new kind in the table of doubts was printed as "undecided: None"."""
+    gain = KINDS["gain"].compared[0].measured
+    m = replace(gain, verdict="undecided", cause=doubt("host load", "text"))
+    because = "text: other processes used cores during these runs"
+    assert undecided_because(m) == f"{because}; repeat on a quieter machine"
+    assert undecided_because(m, remedy=False) == because
 
 
 def estimates(least: int = 2) -> st.SearchStrategy[Estimate]:
