@@ -15,6 +15,7 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any, NamedTuple
 
+from harness.attach.agent.events import SETTINGS_FILE
 from harness.launch.ending import handled
 from trainer.errors import InputError
 
@@ -24,7 +25,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Settings of the agent. The launcher writes them as ``settings.json`` into the folder of the agent's records."""
+    """Settings of the agent. The launcher writes them as SETTINGS_FILE into the folder of the agent's records."""
 
     warmup: int  # unmeasured steps at the start
     steps: int | None = None  # measured steps after which the program ends; None: no limit
@@ -37,7 +38,7 @@ class AgentSettings:
     profile_seconds: int | None = None  # seconds for which the launcher's py-spy samples the program (sampling.py)
 
     def write(self, raw: Path) -> None:
-        (raw / "settings.json").write_text(json.dumps(asdict(self)))
+        (raw / SETTINGS_FILE).write_text(json.dumps(asdict(self)))
 
 
 class Ended(NamedTuple):

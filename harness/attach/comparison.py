@@ -19,8 +19,10 @@ from typing import Any, Literal, NamedTuple, get_args
 from harness.attach.alternation import AlternatingCommand, CommandFailed, CommandOver
 from harness.attach.command import AgentSettings, check_program
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.steps import REPETITION_STEPS, write_tables
-from harness.attach.study import SCENARIO, record_of
+from harness.attach.run_record import RunOrigin, record_of
+from harness.attach.steps import BlockPlan, write_tables
+from harness.attach.study import SCENARIO
+from harness.attach.totals import REPETITION_STEPS
 from harness.launch.channel import BudgetSpent, WaitLimits
 from harness.launch.ending import terminable
 from harness.launch.progress import Progress
@@ -93,8 +95,82 @@ def run_comparison(
     ``end_ns``: time limit (CLOCK_MONOTONIC); a block that then runs is ended and dropped.
     ``load_check``: looks for other load on the machine before block 0; None skips it.
     """
+    study = _study(plan, command, source)
+    folder.write_study(study)
+    limits = WaitLimits(plan.scenario.limits.start_s, plan.scenario.limits.silence_s, end_ns)
+    comparison = _Comparison(folder, plan, study, limits)
+    status: Literal["done", "failed", "interrupted"] = "failed"
+    cut: str | None = None
+    try:
+        with terminable():
+            if load_check is not None:
+                comparison.check_load(load_check)
+        with terminable():
+            comparison.run(enough)
+        status = comparison.status()
+    except BudgetSpent as spent:
+        cut = str(spent)
+        comparison.note(f"the time limit was reached: {cut}")
+        status = comparison.status()
+    except KeyboardInterrupt:
+        status = "interrupted"
+    finally:
+        study = comparison.study
+        finished = len(comparison.finished)
+        if enough is not None or comparison.cannot_start:  # fewer blocks than planned
+            study = replace(study, order=study.order[:finished], blocks=finished)
+        folder.write_study(replace(study, status=status, ended_utc=now()))
+    return ComparisonOutcome(status, cut)
+
+
+class _Comparison:
+    """Blocks of a comparison, one after the other."""
+
+    def __init__(self, folder: StudyFolder, plan: CommandPlan, study: StudyRecord, limits: WaitLimits) -> None:
+        self._folder, self._plan, self._limits = folder, plan, limits
+        self.study = study
+        self.finished: list[bool] = []  # for each block that ended: True if every run finished
+        self.cannot_start = False  # True if no further block can start
+
+    def status(self) -> Literal["done", "failed"]:
+        return "done" if all(self.finished) else "failed"
+
+    def note(self, line: str) -> None:
+        self.study = replace(self.study, notes=[*self.study.notes, line])
+
+    def check_load(self, load_check: LoadCheck) -> None:
+        """Check the programs, look for other load on the machine, and note it."""
+        for arm in self._plan.arms:
+            if arm.folder is None:
+                check_program(arm.program)
+        self.study = replace(self.study, notes=[*self.study.notes, *load_check.notes()])
+
+    def run(self, enough: Callable[[StudyFolder, StudyRecord, int], bool] | None) -> None:
+        """Run all blocks, or until ``enough`` returns True. Raises BudgetSpent at the time limit."""
+        arms = {arm.name: arm for arm in self._plan.arms}
+        scenario = self._plan.scenario
+        runs = len(self._plan.blocks) * len(arms)
+        steps = runs * _repetitions(scenario) * REPETITION_STEPS
+        with Progress(runs if enough is None else None, steps) as progress:
+            for block, names in enumerate(self._plan.blocks):
+                members = [arms[name] for name in names]
+                outcome = _run_block(self._folder, self.study, members, scenario, block, progress, self._limits)
+                self.finished.append(outcome.finished)
+                if outcome.over is not None:
+                    note = _shorter(outcome.over, outcome.repetitions, scenario)
+                    scenario = scenario.model_copy(update={"steps": outcome.repetitions * REPETITION_STEPS})
+                    self.note(note)
+                    progress.note(note)
+                if block == 0 and not outcome.started:
+                    self.cannot_start = True  # Later blocks would fail in the same way.
+                    break
+                if enough is not None and enough(self._folder, self.study, block + 1):
+                    break
+
+
+def _study(plan: CommandPlan, command: Sequence[str], source: str) -> StudyRecord:
     scenario = plan.scenario
-    study = StudyRecord(
+    return StudyRecord(
         scenario=scenario.name,
         question=scenario.question,
         status="running",
@@ -111,49 +187,6 @@ def run_comparison(
         environment=record_user_environment(),
         id=new_study_id(),
     )
-    folder.write_study(study)
-    status: Literal["done", "failed", "interrupted"] = "failed"
-    cut: str | None = None
-    limits = WaitLimits(scenario.limits.start_s, scenario.limits.silence_s, end_ns)
-    arms = {arm.name: arm for arm in plan.arms}
-    runs = len(plan.blocks) * len(arms)
-    finished: list[bool] = []
-    cannot_start = False
-    try:
-        total = runs if enough is None else None
-        with terminable():
-            if load_check is not None:
-                for arm in plan.arms:
-                    if arm.folder is None:
-                        check_program(arm.program)
-                study = replace(study, notes=[*study.notes, *load_check.notes()])
-        with terminable(), Progress(total, runs * _repetitions(scenario) * REPETITION_STEPS) as progress:
-            for block, names in enumerate(plan.blocks):
-                members = [arms[name] for name in names]
-                outcome = _run_block(folder, study, members, scenario, block, progress, limits)
-                finished.append(outcome.finished)
-                if outcome.over is not None:
-                    note = _shorter(outcome.over, outcome.repetitions, scenario)
-                    scenario = scenario.model_copy(update={"steps": outcome.repetitions * REPETITION_STEPS})
-                    study = replace(study, notes=[*study.notes, note])
-                    progress.note(note)
-                if block == 0 and not outcome.started:
-                    cannot_start = True  # Later blocks would fail in the same way.
-                    break
-                if enough is not None and enough(folder, study, block + 1):
-                    break
-        status = "done" if all(finished) else "failed"
-    except BudgetSpent as spent:
-        cut = str(spent)
-        study = replace(study, notes=[*study.notes, f"the time limit was reached: {cut}"])
-        status = "done" if all(finished) else "failed"
-    except KeyboardInterrupt:
-        status = "interrupted"
-    finally:
-        if enough is not None or cannot_start:  # fewer blocks than planned
-            study = replace(study, order=study.order[: len(finished)], blocks=len(finished))
-        folder.write_study(replace(study, status=status, ended_utc=now()))
-    return ComparisonOutcome(status, cut)
 
 
 def _record(arm: CommandArm) -> ArmRecord:
@@ -213,6 +246,12 @@ class _CommandRun:
         """Kill every process of the command."""
         self.command.kill()
 
+    def fail(self, error: CommandFailed, progress: Progress) -> None:
+        """Kill the command after ``error``, which its record and the progress name."""
+        self.error = str(error)
+        self.kill()
+        progress.failed(self.arm.name, self.block, self.error)
+
     def _fresh_command(self) -> AlternatingCommand:
         self.raw.mkdir(parents=True)
         return AlternatingCommand(
@@ -260,12 +299,13 @@ class _CommandRun:
         return record.status == "done" and self.error is None
 
     def _written(
-        self, one: AttachedProcess, processes: Sequence[AttachedProcess], environment: JsonObject
+        self, process: AttachedProcess, processes: Sequence[AttachedProcess], environment: JsonObject
     ) -> RunRecord:
-        made_by = {process.process.pid: process.made for process in processes if process.made}
+        made_by = {worker.process.pid: worker.made for worker in processes if worker.made}
         place = self.folder.run(self.arm.name, self.block)
-        (totals,) = write_tables(one, made_by, lambda _block: place, one.process.rank or 0, alternating=True)
-        record = record_of(self.arm.name, self.block, one, totals, environment, self.exit_code, self.begun_utc)
+        (totals,) = write_tables(process, made_by, lambda _block: place, BlockPlan(alternating=True))
+        origin = RunOrigin(environment, self.exit_code, self.begun_utc)
+        record = record_of(self.arm.name, self.block, process, totals, origin)
         return replace(record, config={**record.config, COMMAND: self.arm.text})
 
 
@@ -340,15 +380,23 @@ def _alternate(
     Raises InputError in the first repetition of block 0, as later blocks would fail alike. ``unstartable``: keys of
     this block's commands that could not start, whose controls are skipped.
     """
+    alive = _start_all(runs, scenario, progress, unstartable)
+    over = _run_repetitions(alive, scenario, progress)
+    for run in alive:
+        run.taken = True
+    for run in alive:
+        run.command.resume()
+        run.exit_code = run.command.end()
+        progress.finished(run.arm.name, run.block)
+    return over
+
+
+def _start_all(
+    runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress, unstartable: set[tuple[object, ...]]
+) -> list[_CommandRun]:
+    """Start and suspend ``runs``, one after the other. Return those that started, in the order of the block."""
     alive: list[_CommandRun] = []
-    count = _repetitions(scenario)
     settings = AgentSettings(scenario.warmup, fetch=scenario.fetch, step_ends=scenario.step_ends)
-
-    def failed(run: _CommandRun, error: CommandFailed) -> None:
-        run.error = str(error)
-        run.kill()
-        progress.failed(run.arm.name, run.block, run.error)
-
     for run in sorted(runs, key=lambda run: run.arm.control is not None):  # An arm starts before its controls.
         if run.launched in unstartable:
             run.skipped = True
@@ -358,14 +406,18 @@ def _alternate(
         try:
             run.start(settings)
         except CommandFailed as error:
-            failed(run, error)
+            run.fail(error, progress)
             if run.arm.control in (None, "a-a"):  # Another control may itself be the cause.
                 unstartable.add(run.launched)
             continue
         run.command.suspend()
         alive.append(run)
-    alive.sort(key=runs.index)  # Turns keep the order of the block.
-    over: tuple[str, int] | None = None
+    return sorted(alive, key=runs.index)
+
+
+def _run_repetitions(alive: list[_CommandRun], scenario: CommandScenario, progress: Progress) -> tuple[str, int] | None:
+    """Let the runs take their turns, and remove those from ``alive`` that end. Return as :func:`_alternate`."""
+    count = _repetitions(scenario)
     for repetition in range(count):
         # Forward and back again (ABBA): a drift of the machine's speed affects every arm alike.
         for run in list(alive if repetition % 2 == 0 else reversed(alive)):
@@ -375,31 +427,22 @@ def _alternate(
                 run.command.take(repetition, REPETITION_STEPS)
             except CommandOver as error:
                 if repetition:
-                    over = run.arm.name, repetition
                     run.exit_code, run.taken = 0, True
                     run.kill()  # remaining child processes
                     alive.remove(run)
-                    break
+                    return run.arm.name, repetition
                 if not run.block:
                     raise InputError(
                         f"{run.arm.name} ended before {REPETITION_STEPS} steps were measured (after {scenario.warmup} "
                         "warm-up steps); a comparison needs as many: let it train longer"
                     ) from error
-                failed(run, error)
+                run.fail(error, progress)
                 alive.remove(run)
                 continue
             except CommandFailed as error:
-                failed(run, error)
+                run.fail(error, progress)
                 alive.remove(run)
                 continue
             run.command.suspend()
             progress.stepped(REPETITION_STEPS)
-        if over is not None:
-            break
-    for run in alive:
-        run.taken = True
-    for run in alive:
-        run.command.resume()
-        run.exit_code = run.command.end()
-        progress.finished(run.arm.name, run.block)
-    return over
+    return None

@@ -1,4 +1,4 @@
-"""Read the files that the agent wrote in each process of a command (format: ``agent/record.py``).
+"""Read the files that the agent wrote in each process of a command (format: ``agent/events.py``).
 
 The file of a killed process may end with a partial frame or zeros. All complete frames before that count.
 """
@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.probes.ledger.rows import PAUSE, STEP
+from harness.attach.agent.events import ATTACHED, BATCH, EVENTS, LENGTH_BYTES, NOTE, PAUSE, PROCESS, STEP, SUFFIX
 
-SUFFIX = ".frames"
-ATTACHED = "attached"  # The name must match agent/record.py.
-_LENGTH_BYTES = 4
 _SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # line of the kernel; empty for a thread that has ended
 MOST_FRAME_BYTES = 1 << 28  # bytes of a few steps: a larger frame is invalid
 
@@ -94,7 +91,7 @@ def was_attached(folder: Path) -> bool:
 def frames(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the complete frames of a file, (word, content), in order. Reading stops at the first damaged frame."""
     with path.open("rb") as file:
-        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+        while len(head := file.read(LENGTH_BYTES)) == LENGTH_BYTES:
             length = int.from_bytes(head, "little")
             if not 0 < length <= MOST_FRAME_BYTES:  # zeros after the last frame, or an invalid frame
                 return
@@ -114,19 +111,19 @@ def read(folder: Path) -> list[AttachedProcess]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         written = frames(path)
         word, content = next(written, ("", None))
-        if word != "process" or content is None:  # killed before its first frame was complete
+        if word != PROCESS or content is None:  # killed before its first frame was complete
             continue
         notes: list[tuple[str, Any]] = []
         made: list[Made] = []
         steps = 0
         facts = ProcessFacts(**content)
         for word, content in written:
-            if word == "note":
+            if word == NOTE:
                 notes.append(tuple(content))
-            elif word == "batch":
+            elif word == BATCH:
                 worker, _number, pieces, items = content
                 made.append(Made(worker, tuple(tuple(piece) for piece in pieces), items))
-            elif word == "events":
+            elif word == EVENTS:
                 steps += sum(event[0] == STEP for event in content)
         processes.append(AttachedProcess(path, facts, tuple(notes), tuple(made), steps))
     return sorted(processes, key=lambda process: process.process.now_ns)
@@ -139,7 +136,7 @@ def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
     The first list precedes all steps.
     """
     for word, content in frames(path):
-        if word == "events":
+        if word == EVENTS:
             portion: list[tuple[Any, ...]] = []
             for event in content:
                 if event[0] not in (STEP, PAUSE):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from harness.attach.agent.events import SETTINGS_FILE
 from harness.attach.frames import AttachedProcess
 from harness.attach.sampling import sampled
 from harness.explain.probes.samples import process_roles
@@ -85,9 +86,9 @@ class ProfiledWindows:
 
 
 def _settings(raw: Path) -> Mapping[str, object]:
-    """Return the agent's settings from settings.json in ``raw``; empty if they cannot be read."""
+    """Return the agent's settings from SETTINGS_FILE in ``raw``; empty if they cannot be read."""
     try:
-        content = json.loads((raw / "settings.json").read_text())
+        content = json.loads((raw / SETTINGS_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

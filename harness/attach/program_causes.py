@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.attach.frames import AttachedProcess
-from harness.attach.steps import StepTotals
+from harness.attach.totals import StepTotals
 from harness.explain.causes import (
     BREAKS,
     BUSY,
@@ -151,7 +151,7 @@ def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Jso
     That time is None if the program trains on a device, which works while the host continues. ``called``: the
     program's function that packs the batches.
     """
-    positions, padded, columns = (sum(totals.padding[place] for totals in blocks) for place in range(3))
+    positions, padded, columns = (sum(totals.data.padding[place] for totals in blocks) for place in range(3))
     steps = sum(totals.measured for totals in blocks)
     if not padded or not steps:
         return
@@ -175,7 +175,7 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[Ste
     for breaks, place, reason in one.noted("breaks")[-1:]:
         row = {"kind": BREAKS, "place": place, "code": reason}
         yield {**row, "figures": {"breaks": float(breaks)}}
-    if sum(totals.evaluated[True] - totals.evaluated[False] for totals in blocks) > 0:
+    if sum(totals.excluded.evaluated[True] - totals.excluded.evaluated[False] for totals in blocks) > 0:
         yield {"kind": SETTING, "place": GRADIENTS}
     for _, synced, steps in one.noted("synced"):
         if synced >= SYNCED_PASSES_MIN * steps:
@@ -184,18 +184,18 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[Ste
 
 def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
     """Yield the code that makes each stage of the first training loader's batches, and START_UP after a long wait."""
-    rows = sum(totals.rows for totals in blocks)
-    row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
+    rows = sum(totals.data.rows for totals in blocks)
+    row_us = sum(totals.data.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
     stages: set[str] = set()
     for stage, place, function, row_by_row in one.noted("maker"):
         if stage not in stages:
             stages.add(stage)
             made: JsonObject = {"place": place, "function": function}
             yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
-            waited_ms = sum(totals.first_fetch_ns for totals in blocks) / 1e6
+            waited_ms = sum(totals.first.fetch_ns for totals in blocks) / 1e6
             if stage == "read" and waited_ms >= FIRST_FETCH_MS_MIN:
-                first = max(blocks, key=lambda totals: totals.first_batches)
+                first = max((totals.first for totals in blocks), key=lambda first: first.batches)
                 # A program may fetch all batches of a step at once, or each before its passes.
-                usual = max(totals.fetches_per_step for totals in blocks)
-                skipped = min(first.first_ahead - 1, first.first_batches - usual)
+                usual = max(totals.data.fetches_per_step for totals in blocks)
+                skipped = min(first.ahead - 1, first.batches - usual)
                 yield {"kind": START_UP, **made, "ms": waited_ms, "figures": {"skipped": max(skipped, 0)}}

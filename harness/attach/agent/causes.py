@@ -20,10 +20,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, device, guard, record, watching
+from _harness_agent import boundaries, device, guard, phases, record, watching
+from _harness_agent.events import COMPILED, COUNTED, RETRIES
 
-COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, count in the step that ends)
-RETRIES, COMPILED = "retries", "compiled"
 RECOMPILED = "recompiled"  # note: (place of the function, Dynamo's reason, seconds)
 BREAKS = "breaks"  # note: (graph breaks in functions that the watched steps call, place of the last, reason)
 MAX_RECOMPILED = 64  # notes
@@ -195,7 +194,7 @@ class _WaitAudit:
         caller = watching.users_frame(frame)
         if caller is None:
             return
-        state = boundaries.state
+        state = phases.state
         before_forward = state.last == "fetch" and not state.open
         place = self.places.setdefault((caller.f_code.co_filename, caller.f_lineno, before_forward), _Place())
         place.calls += 1
@@ -221,7 +220,7 @@ class _WaitAudit:
                 _give_up(error)
 
     def _warned(self, frame: FrameType | None, now: int) -> None:
-        if get_ident() != boundaries.recorded_thread:
+        if get_ident() != phases.recorded_thread:
             return
         while frame is not None and frame.f_globals.get("__name__") in ("warnings", "_py_warnings"):
             frame = frame.f_back
@@ -240,7 +239,7 @@ class _WaitAudit:
 
     def _timed(self, before: Any) -> Any:
         def wait(*given: Any, **named: Any) -> Any:
-            if not self.on or self.inside or get_ident() != boundaries.recorded_thread:
+            if not self.on or self.inside or get_ident() != phases.recorded_thread:
                 return before(*given, **named)
             self.inside, begun_ns = True, monotonic_ns()
             try:
@@ -388,7 +387,7 @@ def _counted() -> list[tuple[Any, ...]]:
         _note_reasons(dynamo)
     _counts.compiled = compiled
     each_step = _counts.each_step or _counts.retries is None
-    if device.state.stream is not None and (each_step or boundaries.state.steps % SPARSELY == 0):
+    if device.state.stream is not None and (each_step or boundaries.steps.begun % SPARSELY == 0):
         retries = _retries()
         if _counts.retries is not None and retries > _counts.retries:
             if _counts.each_step:

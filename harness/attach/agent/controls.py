@@ -13,7 +13,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from _harness_agent import boundaries, gate, record
+from _harness_agent import batches, boundaries, gate, record
 
 KEPT = 8  # batches kept per source
 DOSE = "dose-data-"
@@ -30,22 +30,22 @@ def forget() -> None:
 
 def kept(source: int) -> Any:
     """Return a copy of a kept batch of dataset ``source`` (id) with "ideal-data"; None before KEPT batches are kept."""
-    batches = _kept.get(source, ())
-    if record.settings.get("control") != "ideal-data" or len(batches) < KEPT or boundaries.state.doubtful:
+    served = _kept.get(source, ())
+    if record.settings.get("control") != "ideal-data" or len(served) < KEPT or batches.state.unknown:
         return None
     number = _served[source] = _served.get(source, -1) + 1
-    return _again(batches[number % KEPT])
+    return _again(served[number % KEPT])
 
 
 def times_more() -> int:
     """Return how many additional times each batch is made: 2 for the control "dose-data-2", 0 for any other control."""
     control = str(record.settings.get("control") or "")
-    return int(control.removeprefix(DOSE)) if control.startswith(DOSE) and not boundaries.state.doubtful else 0
+    return int(control.removeprefix(DOSE)) if control.startswith(DOSE) and not batches.state.unknown else 0
 
 
 def thrown_away(source: int, batch: Any) -> bool:
     """Return True if "data-only" drops ``batch`` and ends the step; for "ideal-data", keep KEPT first copies."""
-    if boundaries.state.doubtful:
+    if batches.state.unknown:
         return False
     control = record.settings.get("control")
     if control == "ideal-data" and len(_kept.setdefault(source, [])) < KEPT:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from _harness_agent import guard, record
+from _harness_agent.events import DEVICE_WORK
 
-WORK = 9  # event: (kind, name, launch start, launch end, start, end); the last two on the device's clock
 # Name of the work launched between two phases, by the phase before. Other work is named "other".
 BETWEEN = {"fetch": "h2d", "forward": "loss", "backward": "norm"}
 # Limits for unexplained time, as in harness.explain.bounds.
@@ -116,7 +116,7 @@ def mark(ended: str | None) -> None:
 
 
 def collect() -> list[tuple[Any, ...]]:
-    """Return WORK events of device work completed since the last call, oldest first; none without a recording."""
+    """Return DEVICE_WORK events of work completed since the last call, oldest first; none without a recording."""
     completed: list[tuple[Any, ...]] = []
     if state.stream is None:
         return completed
@@ -130,7 +130,7 @@ def collect() -> list[tuple[Any, ...]]:
             state.free.append(state.reached)
             state.reached = event
             if name is not None:
-                completed.append((WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
+                completed.append((DEVICE_WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
                 state.open.add(state.look_ns + start_ns, state.look_ns + state.clock_ns, launched_ns, until_ns)
     except Exception as error:
         guard.let_through(error)
@@ -139,7 +139,7 @@ def collect() -> list[tuple[Any, ...]]:
 
 
 def last() -> list[tuple[Any, ...]]:
-    """Wait for the remaining device work (_LAST_LOOK_S at most), end the recording, and return the WORK events."""
+    """Wait for the remaining device work (_LAST_LOOK_S at most), end the recording, and return its events."""
     if state.stream is None:
         return []
     until = time.monotonic() + _LAST_LOOK_S

@@ -60,7 +60,7 @@ def backward_begins() -> None:
     module = parallel() if parallel is not None else None
     if module is None:
         return
-    inspection, steps = _inspection, boundaries.state.steps - FIRST
+    inspection, steps = _inspection, boundaries.steps.begun - FIRST
     if steps > SYNCED_STEPS:  # all passes of the earlier steps are counted
         parallel = None
         record.note(SYNCED, (inspection.passes, inspection.synced, SYNCED_STEPS))

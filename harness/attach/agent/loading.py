@@ -16,17 +16,20 @@ from typing import Any, NamedTuple
 
 from _harness_agent import (
     arrivals,
+    batches,
     boundaries,
     causes,
     controls,
     copies,
     guard,
     padding,
+    phases,
     record,
     repeats,
     stages,
     watching,
 )
+from _harness_agent.events import BATCH, ENDED, UNKNOWN_NUMBER
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -38,7 +41,7 @@ from torch.utils.data import (
 )
 
 _received_of: dict[int, int] = {}  # batches received from each worker, by process id
-_doubtful: set[int] = set()  # workers that may have lost batches: their batch numbers are unknown
+_unnumbered: set[int] = set()  # workers that may have lost batches: their batch numbers are unknown
 _made_here = 0  # batches made by this process, if it is a worker
 _depth = 0  # depth of nested fetches: a dataset may read another loader
 _MOST_TENSORS = 16  # maximum tensors of a batch that are examined for its size
@@ -56,7 +59,7 @@ class _Served(NamedTuple):
 
     source: int  # id of the dataset
     workers: bool  # False: the calling process makes the batches
-    loader: boundaries.Loader
+    loader: batches.Loader
     shared: bool  # True for a dataset without an index: each worker reads all of it, unless it splits itself
     by_worker: bool  # True if a worker of another loader asks for the batches
     first: copies.FirstBatches | None  # first batches, if several workers share a dataset
@@ -106,9 +109,9 @@ def _iter(before: Any) -> Any:
 
 def _next(before: Any) -> Any:
     def __next__(self: Any) -> Any:
-        if not guard.on or get_ident() != boundaries.recorded_thread:
+        if not guard.on or get_ident() != phases.recorded_thread:
             return before(self)
-        if boundaries.state.controlled:
+        if boundaries.measuring.controlled:
             return _controlled(before, self)
         global _depth
         around, _depth = _depth, _depth + 1
@@ -167,16 +170,15 @@ def _begin(iterator: Any) -> _Served | None:
     """
     cached = getattr(iterator, _SERVED, None)
     served = cached or _look_at(iterator)
-    recording = boundaries.state
-    making = recording.making or boundaries.making()
+    making = phases.state.making or phases.making()
     if _depth > 1 or making.open or served.by_worker or not boundaries.fetching(served.source):
         return None
-    if cached is None and boundaries.begins_anew(served.source):
+    if cached is None and batches.begins_anew(served.source):
         repeats.epoch_ended()
-    if recording.enough:
+    if boundaries.steps.enough:
         boundaries.leave_if_enough()
-    if recording.marked is None:
-        boundaries.enter("fetch")
+    if batches.state.in_marked_fetch is None:
+        phases.enter("fetch")
     if served.first is not None:
         _count_empty(iterator, served.first)
     return served
@@ -206,10 +208,10 @@ def _look_at(iterator: Any) -> _Served:
     by_worker = get_worker_info() is not None
     shared = isinstance(dataset, IterableDataset)
     first = copies.FirstBatches() if shared and workers > 1 else None
-    new = id(dataset) not in boundaries.state.noted
+    new = id(dataset) not in batches.state.noted
     makers = guard.carefully(_makers, iterator, dataset, shared) if new else None
-    batches = guard.carefully(_epoch_batches, iterator) if new else None
-    served = _Served(id(dataset), workers > 0, loader, shared, by_worker, first, makers or [], batches or 0)
+    epoch = guard.carefully(_epoch_batches, iterator) if new else None
+    served = _Served(id(dataset), workers > 0, loader, shared, by_worker, first, makers or [], epoch or 0)
     setattr(iterator, _SERVED, served)
     return served
 
@@ -281,23 +283,23 @@ def _defined(owner: Any, name: str) -> tuple[str, str]:
 
 
 def _ended(served: _Served | None, batch: Any) -> None:
-    recording = boundaries.state
+    recording = batches.state
     if served is None:
         if _depth == 1:
             stages.take()
-            boundaries.made_by(None)
+            batches.made_by(None)
         return
-    if recording.marked is None:
-        boundaries.leave("fetch")
+    if recording.in_marked_fetch is None:
+        phases.leave("fetch")
     pieces = stages.take()
-    trace: boundaries.Trace | None
+    trace: batches.Trace | None
     if served.workers:
-        trace, recording.maker = recording.maker or boundaries.NO_TRACE, None
+        trace, recording.trace = recording.trace or batches.NO_TRACE, None
         if pieces:  # chosen by the main thread for a worker
             trace = (*trace[:4], pieces)
     else:
-        trace = (*(recording.here or boundaries.here()), pieces)
-    if served.source not in recording.noted and not recording.doubtful:
+        trace = (*(phases.state.origin or phases.origin()), pieces)
+    if served.source not in recording.noted and not recording.unknown:
         recording.noted.add(served.source)
         if served.shared:
             record.note("iterable", True)
@@ -308,26 +310,27 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
         served.first.add(trace[0], batch)
     if batch is not None:
-        items = 0 if served.workers or recording.making is None else recording.making.items
+        making = phases.state.making
+        items = 0 if served.workers or making is None else making.items
         arrived(batch, trace, served.loader, items)
     else:  # an epoch ended: a wait without a batch
         pieces = trace[4] if trace[0] == "main" else ()
-        boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, served.loader)
-        boundaries.ran_out(served.source)
+        batches.received(("main", *stages.origin(), ENDED, pieces), 0, 0, served.loader)
+        batches.ran_out(served.source)
 
 
-def arrived(batch: Any, trace: boundaries.Trace | None, loader: boundaries.Loader, items: int = 0) -> None:
-    """Record a training batch: size, padding, memory, repeated rows; arguments as :func:`boundaries.received`."""
-    recording = boundaries.state
-    recording.batches += 1
-    if recording.batches >= padding.due:
+def arrived(batch: Any, trace: batches.Trace | None, loader: batches.Loader, items: int = 0) -> None:
+    """Record a training batch: size, padding, memory, repeated rows; arguments as :func:`batches.received`."""
+    recording = batches.state
+    recording.arrived += 1
+    if recording.arrived >= padding.due:
         padding.batch_arrived(batch)
     if causes.current is not None:
         causes.batch_arrived(batch)
-    if recording.alternates:
+    if boundaries.measuring.alternates:
         repeats.batch_arrived(batch)
     tokens, samples = sizes(batch)
-    boundaries.received(trace, tokens, samples, loader, items)
+    batches.received(trace, tokens, samples, loader, items)
 
 
 def _process_data(before: Any) -> Any:
@@ -335,18 +338,18 @@ def _process_data(before: Any) -> Any:
         if guard.on and worker_id >= 0:
             guard.carefully(_from_worker, self, worker_id)
         elif guard.on:
-            guard.carefully(boundaries.made_by, boundaries.NO_TRACE)
+            guard.carefully(batches.made_by, batches.NO_TRACE)
         return before(self, data, worker_id, *more, **named) if worker_id != -1 else before(self, data, *more, **named)
 
     return _process_data
 
 
 def _from_worker(iterator: Any, worker_id: int) -> None:
-    boundaries.state.unpacked = arrivals.taken(iterator)
+    batches.state.unpacked = arrivals.taken(iterator)
     pid = int(iterator._workers[worker_id].pid)
     number = _received_of.get(pid, 0)
     _received_of[pid] = number + 1
-    boundaries.made_by((f"{LOADER}{worker_id}", pid, pid, -1 if pid in _doubtful else number, ()))
+    batches.made_by((f"{LOADER}{worker_id}", pid, pid, UNKNOWN_NUMBER if pid in _unnumbered else number, ()))
 
 
 def _reset(before: Any) -> Any:
@@ -363,17 +366,17 @@ def _drained(iterator: Any) -> None:
     arrivals.forget(iterator)
     setattr(iterator, _SERVED, None)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
-        _doubtful.update(int(worker.pid) for worker in iterator._workers)
+        _unnumbered.update(int(worker.pid) for worker in iterator._workers)
 
 
 def _next_index(before: Any) -> Any:
     """Return ``before``, timed as the stage "sample": the first call of an epoch shuffles, perhaps for seconds."""
 
     def _next_index(self: Any) -> Any:
-        if not guard.on or _depth != 1 or get_ident() != boundaries.recorded_thread:
+        if not guard.on or _depth != 1 or get_ident() != phases.recorded_thread:
             return before(self)
         try:
-            making = boundaries.state.making or boundaries.making()
+            making = phases.state.making or phases.making()
             core = making.core
             now = monotonic_ns()
             if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
@@ -410,7 +413,7 @@ def _fetch(before: Any) -> Any:
         if not opened:
             return before(self, possibly_batched_index)
         try:
-            if boundaries.state.controlled:
+            if boundaries.measuring.controlled:
                 for _ in range(guard.carefully(controls.times_more) or 0):
                     before(self, possibly_batched_index)
                     guard.carefully(stages.end, 1)  # keeps the stage "read" open
@@ -458,7 +461,7 @@ def _close(made: bool) -> None:
     pieces = stages.take()
     info: Any = get_worker_info()
     if made and info is not None:
-        record.write("batch", (info.id, _made_here, pieces, stages.making().items))
+        record.write(BATCH, (info.id, _made_here, pieces, stages.making().items))
         _made_here += 1
 
 

@@ -41,13 +41,22 @@ from time import clock_gettime_ns, monotonic_ns, sleep, thread_time_ns
 from types import CodeType, FrameType
 from typing import Any
 
-from _harness_agent import boundaries, guard, memory, record, run_queue, watching
+from _harness_agent import boundaries, guard, memory, phases, record, run_queue, watching
+from _harness_agent.events import (
+    COLLECTED,
+    DEMAND,
+    ENTER,
+    EXACT,
+    EXIT,
+    FORCED,
+    HOLDER,
+    HOOKS,
+    LATE,
+    MEMORY_READ,
+    OTHER_RAN,
+    SAMPLED,
+)
 
-SAMPLED = 16  # event: (kind, phase or "", number of the place (0: unknown), one of these, nanoseconds, looks)
-EXACT, LATE, FORCED = 0, 1, 2
-HOOKS = "gradient hooks"  # phase
-# Phase of a place of another thread, which may hold the lock that the recorded thread waits for; it has no looks.
-HOLDER = "lock holder"
 # Modules of torch whose calls within a backward pass are work of the model, and not of a hook.
 MODEL_MODULES = (
     "torch.autograd.function", "torch.utils.checkpoint", "torch.nn.modules", "torch.optim", "torch.distributed",
@@ -56,12 +65,6 @@ PROMPT_NS = 300_000  # nanoseconds: a look with a shorter delay did not wait for
 INTERVAL_S = 1e-4  # seconds for sys.setswitchinterval(): short pieces of Python are found, too
 ROUNDING_S = 2e-6  # seconds: a program that restores an interval sets one that is a microsecond shorter
 ALONE_LOOKS = 5  # looks without another Python thread before the interval is shortened
-# Event: (kind, number of the place, nanoseconds that another thread ran there, nanoseconds of these with the lock).
-OTHER_RAN = 19
-# Event: (kind, nanoseconds for which other threads and child processes ran or waited for a core, elapsed nanoseconds).
-DEMAND = 21
-MEMORY = 20  # event: (kind, bytes of this process, bytes of its children, free bytes)
-COLLECTED = 17  # event: (kind, garbage collections, nanoseconds, number of the place of the longest)
 PLACE = "place"  # note: (number, "train.py:31", function, line of code, library function called there)
 FIRST = watching.FIRST + watching.STEPS  # sys.setprofile slows the steps before
 INTERVALS = ((250, 0.02), (1000, 0.1), (sys.maxsize, 0.5))  # (last look, mean seconds between two)
@@ -114,7 +117,7 @@ class _Sampler:
         self.alone = True  # True until another thread ran in a look
         self.usual_s = self.short_s = 0.0  # seconds: the program's switch interval, and the one set here
         self.fault: Exception | None = None  # error that ended the sampling
-        self.memory: list[tuple[int, int, int]] = []  # see MEMORY
+        self.memory: list[tuple[int, int, int]] = []  # see MEMORY_READ
         self.begun_ns = self.memory_due_ns = 0
         self.collected_ns = 0  # nanoseconds of all garbage collections that ended before the last look
 
@@ -169,7 +172,7 @@ class _Sampler:
             return last_ns
         frames = sys._current_frames()
         del frames[get_ident()]  # A cycle through this frame's own dict would keep all frames alive.
-        recorded = boundaries.recorded_thread or 0
+        recorded = phases.recorded_thread or 0
         frame = frames.get(recorded)
         now = monotonic_ns()
         interval_ns = sys.getswitchinterval() * 1e9
@@ -188,7 +191,7 @@ class _Sampler:
         if (before := _phase_at(due_ns)) is not None:
             self.looks.append((before, None, LATE, since_ns))
             return now
-        phase = (boundaries.state.open or ("",))[-1]
+        phase = (phases.state.open or ("",))[-1]
         if phase == "backward" and frame is not None and (hook := _hook(frame, frames)) is not None:
             phase, frame = HOOKS, hook
         if frame is not None and (place := self._where(frame)) is not None:
@@ -216,7 +219,7 @@ class _Sampler:
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
         """Note the places of other Python threads that ran in the last ``since_ns``, by the kernel's clocks."""
-        thread_ids = [ident for ident in frames if ident != boundaries.recorded_thread][:MAX_THREADS]
+        thread_ids = [ident for ident in frames if ident != phases.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
         for thread_id in thread_ids:
             thread = _THREADS.get(thread_id)
@@ -298,7 +301,7 @@ class _Sampler:
         return number
 
     def events(self) -> list[tuple[Any, ...]]:
-        """Return new SAMPLED, OTHER_RAN, MEMORY and DEMAND events; equal phase, place, delay are added up."""
+        """Return new SAMPLED, OTHER_RAN, MEMORY_READ and DEMAND events; equal phase, place, delay are added up."""
         looks, self.looks = self.looks, []
         summed: dict[tuple[str, int, int], tuple[int, int]] = {}
         for phase, place, late, ns in looks:
@@ -313,7 +316,7 @@ class _Sampler:
             *((SAMPLED, *key, *sums) for key, sums in summed.items()),
             *((SAMPLED, HOLDER, self.number(holder), EXACT, ns, 0) for holder, ns in holders),
             *((OTHER_RAN, self.number(thread_place), *times) for thread_place, *times in others),
-            *((MEMORY, *reading) for reading in readings),
+            *((MEMORY_READ, *reading) for reading in readings),
             *((DEMAND, *times) for times in demand),
         ]
 
@@ -373,7 +376,7 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
     for thread_id, stack in frames.items():
         thread = _THREADS.get(thread_id)
         foreign = thread is None or isinstance(thread, _FOREIGN)
-        if thread_id != boundaries.recorded_thread and foreign and _calls_hook(stack, engine=False):
+        if thread_id != phases.recorded_thread and foreign and _calls_hook(stack, engine=False):
             return stack
     return None
 
@@ -395,10 +398,10 @@ def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
 def _phase_at(due_ns: int) -> str | None:
     """Return the phase at ``due_ns`` ("": none open); None without a later boundary or once events are written."""
     later = False
-    for event in reversed(boundaries.state.events):
-        if event[0] in (boundaries.ENTER, boundaries.EXIT):
+    for event in reversed(phases.state.events):
+        if event[0] in (ENTER, EXIT):
             if event[2] <= due_ns:
-                return None if not later else str(event[1]) if event[0] == boundaries.ENTER else ""
+                return None if not later else str(event[1]) if event[0] == ENTER else ""
             later = True
     return None
 
@@ -413,7 +416,7 @@ class _Collections:
 
     def __call__(self, phase: str, _information: dict[str, int]) -> None:
         """Handle a callback of :mod:`gc`. ``phase`` is "start" or "stop" of a garbage collection."""
-        if get_ident() != boundaries.recorded_thread:
+        if get_ident() != phases.recorded_thread:
             return
         now = monotonic_ns()
         if phase == "start":
@@ -481,7 +484,7 @@ def forget() -> None:
 def _on_step(number: int) -> None:
     global _sampler, _collections
     try:
-        if number >= FIRST and _sampler is None and not boundaries.state.alternates:
+        if number >= FIRST and _sampler is None and not boundaries.measuring.alternates:
             _sampler, _collections = _Sampler(), _Collections()
             gc.callbacks.append(_collections)
             _sampler.start()

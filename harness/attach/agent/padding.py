@@ -11,10 +11,10 @@ import sys
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, guard, record
+from _harness_agent import batches, boundaries, guard, phases, record
+from _harness_agent.events import PADDED
 from torch import Tensor
 
-PADDED = 18  # event: (kind, positions, padding, padding in columns of padding only, 1 if every batch is counted)
 FIRST_BATCHES = 8  # batches counted in a row, before one in EVERY
 EVERY = 32
 MISSES = 4  # batches that do not show their padding, before the search ends
@@ -38,13 +38,13 @@ def batch_arrived(batch: Any) -> None:
     """Count the padding of a training batch that is due, and add a PADDED event. Give up after MISSES failures."""
     global due, _missed
     try:
-        exact, state = boundaries.state.alternates, boundaries.state
-        if state.doubtful:  # the batch may be for evaluation
+        exact, arrived = boundaries.measuring.alternates, batches.state.arrived
+        if batches.state.unknown:  # the batch may be for evaluation
             return
-        due = state.batches + (1 if exact or state.batches < FIRST_BATCHES else EVERY)
+        due = arrived + (1 if exact or arrived < FIRST_BATCHES else EVERY)
         counts = _count(batch, sys.maxsize if exact else MAX_POSITIONS)
         if counts is not None:
-            state.events.append((PADDED, *counts, int(exact)))
+            phases.state.events.append((PADDED, *counts, int(exact)))
         else:
             _missed += 1
             if _missed >= MISSES:

@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, device, gate, guard, record, watching
+from _harness_agent import batches, boundaries, device, gate, guard, record, watching
 
 MOST_EVALUATING = 3  # evaluation batches within a step: more are a whole evaluation, which may be long
 NOTICEABLE = 0.05  # share of the measured time, as in harness.explain.bounds
@@ -81,7 +81,7 @@ def patch() -> None:
         boundaries.on_step.append(_on_measured_step)
         boundaries.before_end.append(_may_end)
     if record.settings.get("profile_steps") or closes:
-        boundaries.on_evaluation.append(_on_evaluation)
+        batches.on_evaluation.append(_on_evaluation)
         from torch.autograd import profiler
 
         for name in ("_prepare_profiler", "_enable_profiler"):
@@ -94,7 +94,7 @@ def begin() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
-    boundaries.state.measured_from = None if asked() else 0
+    boundaries.measuring.measured_from = None if asked() else 0
 
 
 def forget() -> None:
@@ -110,7 +110,7 @@ def forget() -> None:
 def finish() -> None:
     """Write the trace that torch's profiler has recorded so far, if the program ends within the window."""
     if state.profiler is not None:
-        _carefully(_write, boundaries.state.steps)
+        _carefully(_write, boundaries.steps.begun)
 
 
 def abandon() -> None:
@@ -126,7 +126,7 @@ def abandon() -> None:
 def _on_step(number: int) -> None:
     """Advance the window at step ``number``: begin it once warm, or end it and set the first measured step."""
     state.evaluating = 0
-    if boundaries.state.measured_from is not None or watching.busy():
+    if boundaries.measuring.measured_from is not None or watching.busy():
         return
     if number < max(gate.LEAST_WARM, record.number("warmup") or 0):
         return
@@ -136,26 +136,26 @@ def _on_step(number: int) -> None:
         active = record.number("profile_steps")
         over = max(number, state.agreed, state.begun + WARMUP + active if active else 0)
         # The next batches were made during the window.
-        boundaries.state.measured_from = over + 1 + boundaries.state.in_flight
+        boundaries.measuring.measured_from = over + 1 + batches.state.in_flight
         if state.first or state.asked_ns:
             record.note("profiled", number)  # first step that is not profiled
 
 
 def _on_measured_step(_number: int) -> None:
     """Begin to add up the device time that events leave open, once the first measured step has begun."""
-    if not boundaries.state.warming and not device.state.open.since_ns:
+    if not boundaries.measuring.warming and not device.state.open.since_ns:
         device.state.open = device.Open(monotonic_ns())
 
 
 def _may_end(number: int) -> bool:
     """Return True if the program may end before step ``number``, False while its closing window (one rank) goes on."""
-    if boundaries.state.window_from is None:
+    if boundaries.measuring.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
             return True
         if (record.ranks()[1] or 1) > 1:  # Ranks have to end at the same step, but some may need no window.
             return True
-        boundaries.state.window_from = number
+        boundaries.measuring.window_from = number
         record.note("closing", number)
     state.evaluating = 0
     return _over(_torch_is_over, number)
@@ -163,11 +163,11 @@ def _may_end(number: int) -> bool:
 
 def _on_evaluation() -> None:
     """End torch's window after MOST_EVALUATING evaluation batches in a step, which would fill the memory."""
-    if state.profiler is None or boundaries.state.steps <= state.first:
+    if state.profiler is None or boundaries.steps.begun <= state.first:
         return
     state.evaluating += 1
     if state.evaluating > MOST_EVALUATING:
-        _carefully(_write, boundaries.state.steps)
+        _carefully(_write, boundaries.steps.begun)
 
 
 def _over(part: Callable[[int], bool], number: int) -> bool:

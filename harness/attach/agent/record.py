@@ -1,10 +1,7 @@
 """Write the facts and events of this process as frames into its own file.
 
-A SIGKILL loses the open step, and earlier steps in the same frame (``boundaries.FRAME_NS``). A frame is its length (4
-bytes, little endian) and the marshal (format 4, readable by every Python 3) of a word and its content:
-
-    process   facts of the process        batch   spans of a loader worker
-    events    of steps, see ``probes.ledger.rows``         note    one fact
+A SIGKILL loses the open step, and earlier steps in the same frame (``boundaries.FRAME_NS``). ``events.py`` defines
+the frames and what they contain.
 """
 
 from __future__ import annotations
@@ -23,10 +20,9 @@ from marshal import dumps
 from typing import Any, NoReturn
 
 from _harness_agent import forks
+from _harness_agent.events import ATTACHED, EVENTS, LENGTH_BYTES, NOTE, PROCESS, SETTINGS_FILE, SUFFIX
 
-LENGTH_BYTES = 4  # before each frame, little endian
-MARSHAL_FORMAT = 4  # writes a repeated word as a reference
-ATTACHED = "attached"  # file that exists once a process of the command has imported torch
+MARSHAL_FORMAT = 4  # readable by every Python 3; writes a repeated word as a reference
 
 _folder = ""  # empty: nothing is recorded
 _registered = False
@@ -46,7 +42,7 @@ def begin(folder: str) -> bool:
     with suppress(OSError), open(os.path.join(folder, ATTACHED), "wb"):
         pass
     try:
-        with open(os.path.join(folder, "settings.json"), encoding="utf-8") as file:
+        with open(os.path.join(folder, SETTINGS_FILE), encoding="utf-8") as file:
             settings.update(json.load(file))
     except (OSError, ValueError):
         pass
@@ -63,9 +59,9 @@ def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
 
     @wraps(leave)
     def _exit(status: int) -> NoReturn:
-        from _harness_agent import boundaries, guard
+        from _harness_agent import boundaries, guard, phases
 
-        if guard.on and _owner == os.getpid() and threading.get_ident() == boundaries.recorded_thread:
+        if guard.on and _owner == os.getpid() and threading.get_ident() == phases.recorded_thread:
             guard.carefully(boundaries.write_whole_steps)
         leave(status)
 
@@ -111,7 +107,7 @@ def write(word: str, content: Any) -> None:
     """Append one frame (``word``, ``content``) to this process's file, if any, by one system call."""
     if not forks.here[0]:  # a child that was not forked by Python
         _forked()
-        if word == "events":
+        if word == EVENTS:
             return  # the parent began this step, in its own file
     file = _file or _open()
     if file is None:
@@ -159,9 +155,9 @@ def _open() -> FrameFile | None:
     global _file, _owner
     if not _folder:
         return None
-    path = os.path.join(_folder, f"{os.getpid()}-{threading.get_native_id()}-{time.monotonic_ns()}.frames")
+    path = os.path.join(_folder, f"{os.getpid()}-{threading.get_native_id()}-{time.monotonic_ns()}{SUFFIX}")
     file = FrameFile(path)
-    file.add(("process", _process()))
+    file.add((PROCESS, _process()))
     _owner = os.getpid()
     if _file is None:
         _file = file
@@ -184,7 +180,7 @@ def begin_anew() -> None:
 
 def note(what: str, text: Any) -> None:
     """Write one fact about this process: its kind, such as "device", and its value, plain data."""
-    write("note", (what, text))
+    write(NOTE, (what, text))
 
 
 def end() -> None:

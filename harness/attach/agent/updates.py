@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, guard, inspection, record
+from _harness_agent import batches, boundaries, guard, inspection, phases, record
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
@@ -59,22 +59,22 @@ def _backward(before: Any) -> Any:
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Begin the phase "backward" and return True, for a training pass not within another (checkpointing)."""
-    if is_compiling() or (get_ident() != boundaries.recorded_thread and not _adopted()):
+    if is_compiling() or (get_ident() != phases.recorded_thread and not _adopted()):
         return False
-    recording = boundaries.state
-    if "backward" in recording.open:
+    known = batches.state
+    if "backward" in phases.state.open:
         return False
     if inspection.parallel is not None:
         inspection.backward_begins()
-    if not recording.settled and (recording.sources or recording.doubtful or recording.ran_without_gradients):
+    if not known.settled and (known.sources or known.unknown or known.ran_without_gradients):
         boundaries.trains()
-    if not recording.loader_seen:
+    if not known.loader_seen:
         boundaries.begin_step()
     outputs = given[0] if given else None
     loss = outputs[0] if isinstance(outputs, tuple) and outputs else None
     if isinstance(loss, Tensor):
         boundaries.backward_of(loss)
-    boundaries.enter("backward")
+    phases.enter("backward")
     return True
 
 
@@ -89,13 +89,13 @@ def _adopted() -> bool:
 
 
 def _backward_ended() -> None:
-    recording = boundaries.state
-    boundaries.leave("backward")
-    recording.backward_since = True
-    if not recording.optimizers:
-        recording.closed_ns = monotonic_ns()
-    if recording.updated_within:
-        recording.updated_within = False
+    steps, optimizers = boundaries.steps, boundaries.optimizers
+    phases.leave("backward")
+    steps.backward_since = True
+    if not optimizers.updates:
+        steps.closed_ns = monotonic_ns()
+    if optimizers.within_backward:
+        optimizers.within_backward = False
         _count(IN_BACKWARD, "optimizers within the backward pass")
 
 
@@ -103,17 +103,17 @@ def _before_update(_optimizer: Any, _given: Any, _named: Any) -> None:
     if is_dynamo_compiling() or not guard.on:  # a call that Dynamo may inline
         return
     try:
-        if get_ident() == boundaries.recorded_thread and "backward" not in boundaries.state.open:
-            boundaries.enter("optimizer")
+        if get_ident() == phases.recorded_thread and "backward" not in phases.state.open:
+            phases.enter("optimizer")
     except BaseException as error:
         if not guard.swallows(error):
             raise
 
 
 def _update_begins() -> bool:
-    if get_ident() != boundaries.recorded_thread or "backward" in boundaries.state.open:
+    if get_ident() != phases.recorded_thread or "backward" in phases.state.open:
         return False
-    boundaries.enter("optimizer")
+    phases.enter("optimizer")
     return True
 
 
@@ -121,16 +121,17 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
     if is_dynamo_compiling() or not guard.on:  # a call that Dynamo may inline
         return
     try:
-        if get_ident() != boundaries.recorded_thread:
+        if get_ident() != phases.recorded_thread:
             return
-        if "backward" in boundaries.state.open:
-            boundaries.state.updated_within = True
+        if "backward" in phases.state.open:
+            boundaries.optimizers.within_backward = True
             return
-        boundaries.leave("optimizer")
-        number, recording = id(optimizer), boundaries.state
-        if number == recording.only:  # shortcut: same result as _count() with a single optimizer
-            recording.optimizers[number] += 1
-            recording.closed, recording.closed_ns = True, monotonic_ns()
+        phases.leave("optimizer")
+        number, optimizers = id(optimizer), boundaries.optimizers
+        if number == optimizers.single:  # shortcut: same result as _count() with a single optimizer
+            optimizers.updates[number] += 1
+            steps = boundaries.steps
+            steps.closed, steps.closed_ns = True, monotonic_ns()
         else:
             _count(number, type(optimizer).__name__)
     except BaseException as error:
@@ -140,24 +141,24 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
 
 def _count(optimizer: int, name: str) -> None:
     """Count an update of ``optimizer`` (its id; ``name``: class), and close the step if it closes steps."""
-    state = boundaries.state
-    state.only = None
-    if state.maybe:
+    optimizers = boundaries.optimizers
+    optimizers.single = None
+    if boundaries.steps.possible:
         boundaries.decide(optimizer=True)
-    counts = state.optimizers
+    counts = optimizers.updates
     before = counts.get(optimizer, 0)
     counts[optimizer] = before + 1
-    closing = optimizer
+    closer = optimizer
     if len(counts) > 1:
         busiest = max(counts.values())
-        closing = [number for number, steps in counts.items() if steps >= OFTEN * busiest][-1]
-    asked = state.step_ends
-    if optimizer == closing if asked is None else name == asked:
-        state.closed, state.closed_ns = True, monotonic_ns()
-        if state.closing != optimizer:
-            state.closing = optimizer
+        closer = [number for number, updates in counts.items() if updates >= OFTEN * busiest][-1]
+    asked = optimizers.step_ends
+    if optimizer == closer if asked is None else name == asked:
+        boundaries.close_step()
+        if optimizers.closer != optimizer:
+            optimizers.closer = optimizer
             record.note("closes", name)
-        state.only = optimizer if len(counts) == 1 else None
+        optimizers.single = optimizer if len(counts) == 1 else None
     if not before:
         record.note("optimizer", (len(counts), name))
 
@@ -165,14 +166,14 @@ def _count(optimizer: int, name: str) -> None:
 def _scaler_step(before: Any) -> Any:
     def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
         """Stand in for ``GradScaler.step``: a skipped update (infinite gradient) ends the step, too."""
-        updates = boundaries.state.optimizers.get(id(optimizer), 0)
+        updates = boundaries.optimizers.updates.get(id(optimizer), 0)
         if is_compiling() or not guard.carefully(_update_begins):
             return before(self, optimizer, *given, **named)
         try:
             return before(self, optimizer, *given, **named)
         finally:
-            guard.carefully(boundaries.leave, "optimizer")
-            if updates == boundaries.state.optimizers.get(id(optimizer), 0):
+            guard.carefully(phases.leave, "optimizer")
+            if updates == boundaries.optimizers.updates.get(id(optimizer), 0):
                 guard.carefully(_count, id(optimizer), type(optimizer).__name__)
 
     return step

@@ -21,7 +21,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from _harness_agent import boundaries, controls, guard, record, run_queue, stages
+from _harness_agent import batches, boundaries, controls, guard, phases, record, run_queue, stages
+from _harness_agent.events import UNKNOWN_NUMBER
 from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
@@ -105,7 +106,7 @@ def _profile(frame: FrameType, event: str, given: Any) -> None:
         elif event == "return":
             if frame.f_code is _CALL:
                 seen.depth = max(0, seen.depth - 1)
-            elif not seen.depth and given is not None and not boundaries.state.open:
+            elif not seen.depth and given is not None and not phases.state.open:
                 _returned(seen, frame, given)
         elif event == "c_call":
             seen.calls.append((monotonic_ns(), thread_time_ns()))
@@ -119,7 +120,7 @@ def _profile(frame: FrameType, event: str, given: Any) -> None:
 
 def _module_begins(seen: _Seen, frame: FrameType) -> None:
     seen.depth += 1
-    inner = set(boundaries.state.open) - {"optimizer"}  # closures and Lightning run forward within the optimizer
+    inner = set(phases.state.open) - {"optimizer"}  # closures and Lightning run forward within the optimizer
     if seen.depth > 1 or inner or not torch.is_grad_enabled():
         return
     values = frame.f_locals
@@ -149,7 +150,7 @@ def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
 def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     wall_ns, cpu_ns = seen.calls.pop()
     blocked_ns = (monotonic_ns() - wall_ns) - (thread_time_ns() - cpu_ns)
-    if blocked_ns < _BLOCKED_NS or boundaries.state.open or frame.f_code.co_filename.startswith(OURS):
+    if blocked_ns < _BLOCKED_NS or phases.state.open or frame.f_code.co_filename.startswith(OURS):
         return
     if seen.depth:  # the forward pass: not a phase yet, but one in measured steps
         return
@@ -210,7 +211,7 @@ def _conclude(seen: _Seen) -> None:
         _time_calls(kind, frozenset(id(module) for module in roots if type(module) is kind))
     if roots:
         record.note("forward", ", ".join(dict.fromkeys(type(module).__name__ for module in roots)))
-    if seen.makers and not boundaries.state.trained_on and not record.settings.get("fetch"):
+    if seen.makers and not batches.state.trained_on and not record.settings.get("fetch"):
         ((code, _),) = seen.makers.most_common(1)
         if _time_function(code, *seen.named[code]):
             timed = code
@@ -243,7 +244,7 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
         finally:
             if guard.on:
                 try:
-                    boundaries.leave("forward")
+                    phases.leave("forward")
                 except BaseException as error:
                     if not guard.swallows(error):
                         raise
@@ -253,18 +254,17 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 
 def _forward_begins() -> bool:
     """Begin the phase "forward" and return True, if this module call is the forward pass of a training step."""
-    recording = boundaries.state
-    if get_ident() != boundaries.recorded_thread or "forward" in recording.open:
+    if get_ident() != phases.recorded_thread or "forward" in phases.state.open:
         return False
     if not is_grad_enabled():
-        boundaries.evaluated()
+        batches.evaluated()
         return False
-    if not recording.loader_seen:
+    if not batches.state.loader_seen:
         if is_compiling():
             return False
         boundaries.begin_step()
         boundaries.leave_if_enough()
-    boundaries.enter("forward")
+    phases.enter("forward")
     return True
 
 
@@ -316,7 +316,7 @@ def _fetching(before: Any) -> Any:
                     batch = before(*given, **named)
             finally:
                 guard.carefully(stages.leave)
-                guard.carefully(boundaries.leave, "fetch")
+                guard.carefully(phases.leave, "fetch")
             guard.carefully(_fetched, batch)
             if not guard.carefully(controls.thrown_away, source, batch):
                 return batch
@@ -326,10 +326,10 @@ def _fetching(before: Any) -> Any:
 
 
 def _fetch_begins(source: int) -> bool:
-    if not boundaries.watched() or stages.busy() or not boundaries.fetching(source, False):
+    if not phases.watched() or stages.busy() or not boundaries.fetching(source, False):
         return False
     boundaries.leave_if_enough()
-    boundaries.enter("fetch")
+    phases.enter("fetch")
     stages.enter("read")
     return True
 
@@ -337,4 +337,4 @@ def _fetch_begins(source: int) -> bool:
 def _fetched(batch: Any) -> None:
     from _harness_agent import loading
 
-    loading.arrived(batch, ("main", *stages.origin(), -1, stages.take()), (0, 1, False))
+    loading.arrived(batch, ("main", *stages.origin(), UNKNOWN_NUMBER, stages.take()), (0, 1, False))

@@ -61,7 +61,7 @@ def _outcome(name: str, plain: Ran, seen: Ran, processes: Mapping[int, AttachedP
     if (one := processes.get(seen.pid)) is not None:
         made_by = {pid: worker.made for pid, worker in processes.items()}
         place = work / "tables" / str(seen.pid)
-        counted = sum(block.begun for block in write_tables(one, made_by, lambda block: place / str(block), 0))
+        counted = sum(block.begun for block in write_tables(one, made_by, lambda block: place / str(block)))
         faults = len(one.noted("fault"))
     return Outcome(name, len(expected), losses(seen.lines) == expected, counted, (plain.code, seen.code), faults)
 

@@ -5,7 +5,6 @@ All programs run in forks of two processes, one with the agent and one without: 
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import signal
@@ -14,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.attach.command import SHIM
+from harness.attach.agent import events
 from harness.attach.frames import AttachedProcess, read
-from harness.attach.steps import COUNTED, ENDED, EVALUATION, INTERRUPTED, NOT_FINITE, TOKENIZED, WORK, write_tables
-from harness.attach.study import unseen_place
+from harness.attach.run_record import unseen_place
+from harness.attach.steps import write_tables
+from harness.attach.totals import ThreadTime
+from harness.explain import causes
 from harness.judge.policy import UNSEEN_SHARE_MAX
 from harness.probes.ledger import rows
 from harness.study.contract import RECEIVE
@@ -55,9 +56,9 @@ DEADLINES = ("deadline 0", "deadline 1")
 # Functions of the agent by module: each is made to fail in a run of its own.
 HOOKS = {
     "arrivals": ("watch", "taken"),
+    "batches": ("received", "made_by", "evaluated"),
     "boundaries": (
-        "enter", "leave", "making", "fetching", "received", "_open_step", "_begin", "flush", "made_by", "evaluated",
-        "trains", "backward_of", "_read_core", "_is_warmup", "here", "monotonic_ns",
+        "fetching", "_open_step", "_begin", "flush", "trains", "backward_of", "_is_warmup", "monotonic_ns",
     ),
     "controls": ("kept", "thrown_away"),
     "device": ("trains_on", "collect", "last"),
@@ -65,6 +66,7 @@ HOOKS = {
     "padding": ("batch_arrived",),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
     "stages": ("begin", "cut", "end", "take", "making", "enter_within", "leave"),
+    "phases": ("enter", "leave", "making", "_read_core", "origin", "trains_on", "monotonic_ns"),
     "record": ("write", "note", "dumps", "FrameFile", "_open"),
     "run_queue": ("read", "find_threads"),
     "switches": ("count",),
@@ -107,7 +109,7 @@ def test_every_step_is_counted_and_no_loss_changes(
     one = processes[ran[program].pid]
     assert one.noted("fault") == []
     made_by = {pid: worker.made for pid, worker in processes.items()}
-    totals = write_tables(one, made_by, lambda block: tmp_path / str(block), 0)
+    totals = write_tables(one, made_by, lambda block: tmp_path / str(block))
     assert sum(block.begun for block in totals) == steps
     import pyarrow.parquet as pq
 
@@ -136,9 +138,9 @@ def test_every_step_is_counted_and_no_loss_changes(
     assert bool(one.noted("iterable")) == ("--iterable" in program)
     if "--evaluate" in program:
         assert measured == [step for step in range(4, steps) if step not in (9, 19, 29)]
-        assert sum(block.evaluating for block in totals) == 3
+        assert sum(block.excluded.evaluating for block in totals) == 3
         assert max(block.evaluating_share for block in totals) > 0
-        assert sorted(step for block in totals for step in block.marked) == [9, 19, 29]
+        assert sorted(step for block in totals for step in block.excluded.numbers) == [9, 19, 29]
 
 
 def test_a_child_that_python_did_not_fork_writes_what_it_did_into_a_file_of_its_own(
@@ -161,10 +163,10 @@ def test_batches_of_a_new_dataset_are_of_training_where_they_are_trained_on(
 ) -> None:
     ran, processes = seen
     one = processes[ran[f"shapes {program}"].pid]
-    totals = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
-    assert sum(block.evaluating for block in totals) == evaluating
+    totals = write_tables(one, {}, lambda block: tmp_path / str(block))
+    assert sum(block.excluded.evaluating for block in totals) == evaluating
     assert sum(block.measured for block in totals) == 24 - 4 - evaluating
-    assert sum(sum(block.fetches.values()) for block in totals) == 24 - 4 - evaluating
+    assert sum(sum(block.data.fetches.values()) for block in totals) == 24 - 4 - evaluating
 
 
 def test_a_loss_that_stays_nan_is_known_and_one_that_a_scaler_skips_is_none(
@@ -175,7 +177,7 @@ def test_a_loss_that_stays_nan_is_known_and_one_that_a_scaler_skips_is_none(
     ran, processes = seen
     for program, since in (("shapes diverges", 12), ("shapes scaler", 24)):
         folder = tmp_path / program.replace(" ", "-")
-        totals = write_tables(processes[ran[program].pid], {}, lambda block, folder=folder: folder / str(block), 0)  # type: ignore[misc]
+        totals = write_tables(processes[ran[program].pid], {}, lambda block, folder=folder: folder / str(block))  # type: ignore[misc]
         tables = [pq.read_table(folder / f"{block}/steps.parquet").to_pylist() for block in range(len(totals))]
         lost = {row["step"] for table in tables for row in table if row["loss"] is not None}
         assert lost == set(range(since, 24))
@@ -219,14 +221,14 @@ def test_what_a_signal_handler_of_the_program_raises_within_a_hook_reaches_the_p
     assert line.split()[1] == "5"
     one = processes[ran[program].pid]
     assert one.noted("fault") == []
-    totals = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
+    totals = write_tables(one, {}, lambda block: tmp_path / str(block))
     assert sum(block.begun for block in totals) == 40
-    assert sum(block.interrupted for block in totals) >= 4  # a block begins with warm-up steps
+    assert sum(block.excluded.interrupted for block in totals) >= 4  # a block begins with warm-up steps
 
 
 def test_a_fault_is_noted(seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]) -> None:
     ran, processes = seen
-    (note,) = processes[ran[f"boundaries.received!{FAULTY}"].pid].noted("fault")
+    (note,) = processes[ran[f"batches.received!{FAULTY}"].pid].noted("fault")
     assert note.endswith("OSError: injected\n")
 
 
@@ -259,7 +261,7 @@ def test_a_program_that_ends_badly_loses_one_frame_at_most(
     ran, processes = seen
     code, least, most = ends
     assert ran[program].code == code
-    totals = write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block), 0)
+    totals = write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block))
     assert least <= sum(block.begun for block in totals) <= most
 
 
@@ -270,7 +272,7 @@ def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(
     one = processes[ran["by_hand 30 4"].pid]
     (place,) = one.noted("fetch")
     assert place.startswith("get_batch (by_hand.py:")
-    write_tables(one, {}, lambda block: tmp_path / str(block), 0)
+    write_tables(one, {}, lambda block: tmp_path / str(block))
     import pyarrow.parquet as pq
 
     waits = pq.read_table(tmp_path / "0" / "steps.parquet").column("fetch_ns").to_pylist()
@@ -284,36 +286,24 @@ def test_tokenizing_in_the_loop_itself_is_seen_beside_its_fetches(
     shares = []
     for name in ("plain --steps 30", "plain --steps 30 --tokenize-words 20000"):
         one = processes[ran[name].pid]
-        totals = write_tables(one, {}, lambda block, name=name: tmp_path / str(len(name)) / str(block), 0)  # type: ignore[misc]
-        shares.append(totals[0].tokenizing_share)
+        totals = write_tables(one, {}, lambda block, name=name: tmp_path / str(len(name)) / str(block))  # type: ignore[misc]
+        shares.append(totals[0].share(totals[0].data.tokenizing_ns))
     assert shares[0] == 0
     assert shares[1] > 0.5
 
 
-def test_the_agent_numbers_its_events_as_the_tables_read_them() -> None:
-    """It runs in the user's process and imports nothing of ours: the numbers stand in it once more."""
-    texts = [(SHIM.parent / "agent" / name).read_text() for name in ("boundaries.py", "device.py", "causes.py")]
-    found: dict[str, int] = {}
-    for one in [line for text in texts for line in ast.parse(text).body]:
-        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
-            names = [ast.unparse(name) for name in one.targets[0].elts]
-            found |= dict(zip(names, eval(ast.unparse(one.value)), strict=True))
-        elif isinstance(one, ast.Assign) and isinstance(one.value, (ast.Constant, ast.UnaryOp)):
-            found[ast.unparse(one.targets[0])] = ast.literal_eval(one.value)
-    shared = {"ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED", "UNPACKED"}
-    assert {name: found[name] for name in shared} == {name: getattr(rows, name) for name in shared}
-    own = {
-        "NOT_FINITE": NOT_FINITE,
-        "EVALUATION": EVALUATION,
-        "TOKENIZED": TOKENIZED,
-        "WORK": WORK,
-        "ENDED": ENDED,
-        "INTERRUPTED": INTERRUPTED,
-        "COUNTED": COUNTED,
-    }
-    assert {name: found[name] for name in own} == own
-    for name in ("MAYBE", "PERHAPS"):
-        assert found[name] not in {*own.values(), *(getattr(rows, name) for name in shared)}
+def test_events_have_numbers_of_their_own_and_those_of_the_ledger_are_its_own() -> None:
+    """The agent runs in the user's process and imports nothing of ours: the ledger's numbers stand in it once more."""
+    numbers = {name: value for name, value in vars(events).items() if name.isupper() and type(value) is int}
+    for name in ("EXACT", "LATE", "FORCED", "LENGTH_BYTES", "ENDED", "UNKNOWN_NUMBER"):  # no kinds of event
+        del numbers[name]
+    assert len(set(numbers.values())) == len(numbers)
+    ledger = {name: getattr(rows, name) for name in ("ENTER", "EXIT", "STEP", "PAUSE", "RECEIVED", "UNPACKED")}
+    assert {name: numbers[name] for name in ledger} == ledger
+    unwritten = {events.POSSIBLE_STEP, events.UNKNOWN_FETCH}
+    assert {*numbers.values()} - {*ledger.values()} - unwritten == events.OWN | events.EXCLUDING
+    assert rows.TAKEN not in numbers.values()
+    assert (events.HOOKS, events.HOLDER) == (causes.HOOKS, causes.HOLDER)
 
 
 def test_a_wait_that_no_seam_shows_is_found_and_placed(
@@ -322,14 +312,14 @@ def test_a_wait_that_no_seam_shows_is_found_and_placed(
     """Batches come from a thread through a queue."""
     ran, processes = seen
     one = processes[ran["threaded 40 8"].pid]
-    totals = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
-    assert min(block.unseen_share for block in totals) > UNSEEN_SHARE_MAX
+    totals = write_tables(one, {}, lambda block: tmp_path / str(block))
+    assert min(block.share(block.thread.unseen_blocked_ns) for block in totals) > UNSEEN_SHARE_MAX
     place, blocked_ns = one.noted("blocked")[0]
     assert place.startswith("threaded.py:")
     assert blocked_ns > 0
     assert unseen_place(one, totals[0]) == place
     # Rare long waits, such as checkpoints, are most of what was not seen: the watched steps do not show their place.
-    rare = replace(totals[0], unseen_blocked_ns=3 * blocked_ns * totals[0].measured)
+    rare = replace(totals[0], thread=ThreadTime(unseen_blocked_ns=3 * blocked_ns * totals[0].measured))
     assert unseen_place(one, rare) is None
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.attach.frames import AttachedProcess, read
+from harness.attach.run_record import RunOrigin, record_of
 from harness.attach.steps import write_tables
-from harness.attach.study import record_of
 from harness.explain.causes import BREAKS, SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
 
@@ -45,8 +45,8 @@ def causes(seen: Seen, program: str, folder: Path) -> dict[tuple[str, str], Slow
     """Return the causes of a program by kind and code."""
     ran, processes = seen
     one = processes[ran[program].pid]
-    totals = write_tables(one, {}, lambda block: folder / str(block), 0)
-    runs = [record_of("script", block, one, part, {}, 0, "") for block, part in enumerate(totals)]
+    totals = write_tables(one, {}, lambda block: folder / str(block))
+    runs = [record_of("script", block, one, part, RunOrigin({}, 0, "")) for block, part in enumerate(totals)]
     return {(cause.kind, cause.code): cause for cause in slow_causes([run.facts for run in runs])}
 
 

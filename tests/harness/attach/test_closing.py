@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from harness.attach.agent import events as agent_events
 from harness.attach.command import SHIM
 from harness.commands.exec import PROFILE_STEPS
 from harness.explain import bounds
@@ -92,6 +93,7 @@ def test_the_agent_leaves_open_what_the_analysis_does(
 ) -> None:
     """It runs in the user's process and imports nothing of ours: the rule stands in it once more."""
     monkeypatch.setitem(sys.modules, "_harness_agent", SimpleNamespace(guard=None, record=None))
+    monkeypatch.setitem(sys.modules, "_harness_agent.events", agent_events)
     found = agent_module("device").Open(0)
     for _, launched, until, start, end in pieces:
         found.add(start * MS, end * MS, round(launched * MS), round(until * MS))

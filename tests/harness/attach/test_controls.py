@@ -16,8 +16,8 @@ from tests.harness.attach.running import agent_module
 
 @pytest.fixture
 def controls(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    boundaries = SimpleNamespace(state=SimpleNamespace(doubtful=False))
-    agent = SimpleNamespace(boundaries=boundaries, gate=None, record=None)
+    batches = SimpleNamespace(state=SimpleNamespace(unknown=0))
+    agent = SimpleNamespace(batches=batches, boundaries=None, gate=None, record=None)
     monkeypatch.setitem(sys.modules, "_harness_agent", agent)
     return agent_module("controls")
 
@@ -63,9 +63,9 @@ def test_how_often_more_a_batch_is_made(controls: ModuleType, control: str | Non
 @pytest.mark.parametrize("control", ["ideal-data", "data-only", "dose-data-2"])
 def test_a_batch_that_may_be_an_evaluations_is_served_as_it_is(controls: ModuleType, control: str) -> None:
     controls.record = SimpleNamespace(settings={"control": control})
-    controls.boundaries.state.doubtful = True
+    controls.batches.state.unknown = 1
     assert controls.times_more() == 0
     for number in range(2 * controls.KEPT):
         assert not controls.thrown_away(1, [number])
-    controls.boundaries.state.doubtful = False
+    controls.batches.state.unknown = 0
     assert controls.kept(1) is None

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from harness.attach.agent import events as agent_events
+from harness.attach.agent.events import DEVICE_WORK
 from harness.attach.frames import AttachedProcess, ProcessFacts
 from harness.attach.steps import write_tables
 from harness.probes.ledger import rows
@@ -67,6 +69,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     record = SimpleNamespace(note=lambda what, text: notes.append((what, text)))
     agent = SimpleNamespace(record=record)
     monkeypatch.setitem(sys.modules, "_harness_agent", agent)
+    monkeypatch.setitem(sys.modules, "_harness_agent.events", agent_events)
     agent.guard = agent_module("guard")
     module = agent_module("device")
     stream = Stream()
@@ -106,12 +109,12 @@ def test_work_is_on_the_hosts_clock_and_in_the_block_of_its_launch(device: Recor
         events += module.collect()
     events += module.last()
     events.append((rows.PAUSE, round(stream.now_ns), ()))
-    found = [event for event in events if event[0] == module.WORK and event[1] != "other"]
+    found = [event for event in events if event[0] == DEVICE_WORK and event[1] != "other"]
     assert [event[1] for event in found] == [name for name, _, _ in truth]
     facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 2, HOST, 0)
     one = AttachedProcess(write_frames(tmp_path / "1.frames", facts, events, notes), facts, tuple(notes), (), 40)
     folder = StudyFolder(tmp_path / "study")
-    totals = write_tables(one, {}, lambda block: folder.run("script", block), 0)
+    totals = write_tables(one, {}, lambda block: folder.run("script", block))
     assert len(totals) == 3
     spans = []
     for block in range(len(totals)):
@@ -252,5 +255,5 @@ def test_of_half_a_recording_nothing_counts(device: Recorder, tmp_path: Path, ch
     facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 0, HOST, 0)
     one = AttachedProcess(write_frames(tmp_path / "1.frames", facts, events, notes), facts, tuple(notes), (), 12)
     folder = StudyFolder(tmp_path / "study")
-    write_tables(one, {}, lambda block: folder.run("script", block), 0)
+    write_tables(one, {}, lambda block: folder.run("script", block))
     assert not pq.read_table(folder.run("script", 0) / "spans.parquet").num_rows

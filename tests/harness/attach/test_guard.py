@@ -111,22 +111,22 @@ def test_whatever_of_the_agent_catches_an_exception_asks_whose_it_is() -> None:
 
 
 def test_an_interrupted_hook_leaves_no_phase_and_no_stage_open(guard: ModuleType, handled: Any) -> None:
-    from _harness_agent import boundaries, stages
+    from _harness_agent import boundaries, events, phases, stages
 
     def begins() -> None:
-        boundaries.enter("fetch")
+        phases.enter("fetch")
         stages.enter("read")
         hook()
 
     handled(late)
     boundaries.forget()
-    boundaries.state.steps = 1
+    boundaries.steps.begun = 1
     with pytest.raises(TooLateError):
         guard.carefully(begins)
-    assert boundaries.state.open == []
+    assert phases.state.open == []
     assert not stages.busy()
-    assert boundaries.state.events[-1] == (boundaries.INTERRUPTED,)
+    assert phases.state.events[-1] == (events.INTERRUPTED,)
     guard.carefully(stages.leave)  # of the wrapper around it
-    guard.carefully(boundaries.leave, "fetch")
+    guard.carefully(phases.leave, "fetch")
     assert guard.on
     boundaries.forget()

@@ -377,7 +377,7 @@ def test_a_child_with_a_lower_process_id_is_found(monkeypatch: pytest.MonkeyPatc
 def test_the_place_of_the_thread_that_holds_the_lock_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded thread waits for a lock that a sleeping thread holds. Others sleep, or wait for it as well."""
     hooks._agent()
-    from _harness_agent import boundaries, own_time
+    from _harness_agent import own_time, phases
 
     lock, leave = threading.Lock(), threading.Event()
     begun = [threading.Event() for _ in range(3)]
@@ -403,7 +403,7 @@ def test_the_place_of_the_thread_that_holds_the_lock_is_noted(monkeypatch: pytes
         thread.start()
     for event in begun:
         event.wait()
-    monkeypatch.setattr(boundaries, "recorded_thread", threads[2].ident)
+    monkeypatch.setattr(phases, "recorded_thread", threads[2].ident)
     sampler = own_time._Sampler()
     until = time.monotonic() + 10
     while not sampler.holders and time.monotonic() < until:  # The waiting thread has not come to its line yet.

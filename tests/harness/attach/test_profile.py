@@ -296,7 +296,7 @@ def test_the_limit_of_evaluation_batches_is_one_of_each_step_in_a_closing_window
     hooks._agent()
     from _harness_agent import boundaries, profiling
 
-    monkeypatch.setattr(boundaries.state, "window_from", 5)
+    monkeypatch.setattr(boundaries.measuring, "window_from", 5)
     monkeypatch.setattr(profiling.state, "torch_over", True)
     monkeypatch.setattr(profiling.state, "evaluating", profiling.MOST_EVALUATING)
     assert profiling._may_end(6)

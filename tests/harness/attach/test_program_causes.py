@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Subset
 from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.program_causes import _memory, program_causes
-from harness.attach.steps import StepTotals, write_tables
+from harness.attach.steps import write_tables
+from harness.attach.totals import DataWork, FirstStep, StepTotals
 from harness.explain.causes import (
     GRADIENTS,
     GROWING,
@@ -93,7 +94,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 def causes(seen: Seen, program: str, folder: Path) -> list[SlowCause]:
     ran, processes = seen
     one = processes[ran[program].pid]
-    blocks = write_tables(one, {}, lambda block: folder / str(block), 0)
+    blocks = write_tables(one, {}, lambda block: folder / str(block))
     return [made_of(SlowCause, row) for row in program_causes(one, blocks)]
 
 
@@ -122,9 +123,9 @@ def test_each_stage_of_the_data_has_the_function_that_makes_it(tmp_path: Path, s
     }
     assert found["read"].figures["row_us"] > 0
     ran, processes = seen
-    totals, *_ = write_tables(processes[ran[MASK].pid], {}, lambda block: tmp_path / f"again-{block}", 0)
-    assert totals.first_fetch_ns > 0
-    assert totals.first_batches == 1
+    totals, *_ = write_tables(processes[ran[MASK].pid], {}, lambda block: tmp_path / f"again-{block}")
+    assert totals.first.fetch_ns > 0
+    assert totals.first.batches == 1
     assert not found["pack"].figures
 
 
@@ -193,9 +194,9 @@ def test_the_collator_of_a_trainer_is_found_in_its_wrapper() -> None:
 def test_rows_are_items_of_the_dataset_not_rows_of_the_batch(tmp_path: Path, seen: Seen, program: str) -> None:
     ran, processes = seen
     made_by = {one.process.pid: one.made for one in processes.values()}
-    totals = write_tables(processes[ran[program].pid], made_by, lambda block: tmp_path / str(block), 0)
+    totals = write_tables(processes[ran[program].pid], made_by, lambda block: tmp_path / str(block))
     assert sum(one.measured for one in totals) > 0
-    assert sum(one.rows for one in totals) == 4 * sum(one.measured for one in totals)
+    assert sum(one.data.rows for one in totals) == 4 * sum(one.measured for one in totals)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +215,7 @@ def test_a_long_wait_for_the_first_batch_is_named(
     """Of 1 or 2 batches a step; a program that skips 320 of them makes them before its first step."""
     ran, processes = seen
     first_ns = round(share * FIRST_FETCH_MS_MIN * 1e6)
-    totals = StepTotals(
-        first_fetch_ns=first_ns, first_ahead=ahead, first_batches=batches, fetches=Counter({1 + (batches == 2): 9})
-    )
+    totals = StepTotals(first=FirstStep(first_ns, ahead, batches), data=DataWork(Counter({1 + (batches == 2): 9})))
     found = [made_of(SlowCause, row) for row in program_causes(processes[ran[MASK].pid], [totals])]
     assert [one.function for one in found if one.kind == START_UP] == ["range.__getitem__"] * bool(told)
     whole_ms = first_ns / 1e6 / SPENT_SHARE_MIN
@@ -232,7 +231,7 @@ def test_memory_that_grows_is_found_with_its_bytes_a_step(
     tmp_path: Path, seen: Seen, program: str, expected: list[int]
 ) -> None:
     ran, processes = seen
-    blocks = write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block), 0)
+    blocks = write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block))
     assert sum(len(totals.memory) for totals in blocks) > 0
     for totals in blocks:  # The free memory is this machine's: it decides nothing here.
         totals.memory = [(step, own, workers, 10**9) for step, own, workers, _ in totals.memory]

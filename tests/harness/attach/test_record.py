@@ -65,11 +65,13 @@ def test_a_file_that_took_the_number_of_ours_is_left_as_it_is(record: Any, tmp_p
 
 
 def test_short_steps_share_a_frame(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from _harness_agent import boundaries
+    from _harness_agent import boundaries, phases
 
     written: list[list[Any]] = []
     monkeypatch.setattr(record, "write", lambda _word, events: written.append(events))
-    monkeypatch.setattr(boundaries, "state", boundaries._State(warming=False))
+    monkeypatch.setattr(boundaries, "steps", boundaries._Steps())
+    monkeypatch.setattr(boundaries, "measuring", boundaries._Measuring(warming=False))
+    monkeypatch.setattr(phases, "state", phases._Phases())
     monkeypatch.setattr(boundaries, "on_step_end", [])
     now, short, long = 10**10, 10**6, boundaries.FRAME_NS + 1
     for lasted in (*[short] * 3, long, long, *[short] * (boundaries.FRAME_EVENTS + 3)):

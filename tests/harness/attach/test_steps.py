@@ -11,21 +11,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from harness.attach.agent.events import DEMAND, EXACT, FORCED, LATE, OTHER_RAN, SAMPLED
 from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, ProcessFacts
 from harness.attach.program_causes import program_causes
-from harness.attach.steps import (
-    DEMAND,
-    EXACT,
-    FORCED,
-    LATE,
-    OTHER_RAN,
-    SAMPLED,
-    StepLengths,
-    StepTotals,
-    write_tables,
-)
-from harness.attach.study import LEAST_FORCED, _own_time, _program_ms, _spent_at
+from harness.attach.step_causes import LEAST_FORCED, own_time, spent_at_places
+from harness.attach.steps import BlockPlan, write_tables
+from harness.attach.study import _program_ms
+from harness.attach.totals import StepLengths, StepTotals
 from harness.explain.causes import BUSY, HOOKS, LOCK
 from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
 from harness.explain.wall import PROFILED_STEPS
@@ -75,7 +68,7 @@ def test_a_span_that_was_on_its_core_for_less_than_was_assumed_has_no_negative_c
     """The agent takes a thread to have run for some microseconds since a reading: the next one may say it did not."""
     events = made_up()
     events = [(*event[:3], event[3] - 401_000) if event[:2] == (EXIT, "forward") else event for event in events]
-    totals = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block), 0)
+    totals = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block))
     assert sum(block.measured for block in totals) == STEPS - WARMUP
     spans = [
         row for block in range(len(totals)) for row in pq.read_table(tmp_path / f"{block}/spans.parquet").to_pylist()
@@ -89,7 +82,7 @@ def test_steps_that_share_a_frame_are_those_of_frames_of_their_own(tmp_path: Pat
     tables = []
     for name, many in (("alone", 1), ("shared", steps)):
         one = write_frames(tmp_path / f"{name}.frames", made_up(), many)
-        totals = write_tables(one, {}, lambda block, name=name: tmp_path / name / str(block), 0)  # type: ignore[misc]
+        totals = write_tables(one, {}, lambda block, name=name: tmp_path / name / str(block))  # type: ignore[misc]
         folders = [tmp_path / name / str(block) for block in range(len(totals))]
         tables.append([pq.read_table(folder / "steps.parquet").to_pylist() for folder in folders])
         assert sum(block.measured for block in totals) == STEPS - WARMUP
@@ -102,14 +95,14 @@ def test_the_first_fetch_ends_with_the_first_forward_pass(tmp_path: Path, ahead:
     fetch, forward = [made_up()[at : at + size] for at, size in ((1, 3), (4, 2))]
     first = fetch * ahead + (forward + fetch) * (accumulated - 1) + forward
     events = [*made_up()[:1], *first, *made_up()[6:]]
-    totals, *_ = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block), 0)
-    assert totals.first_fetch_ns == ahead * 200_000
-    assert (totals.first_ahead, totals.first_batches) == (ahead, ahead + accumulated - 1)
+    totals, *_ = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block))
+    assert totals.first.fetch_ns == ahead * 200_000
+    assert (totals.first.ahead, totals.first.batches) == (ahead, ahead + accumulated - 1)
 
 
 def test_the_first_fetch_is_one_part_of_a_profiled_program(tmp_path: Path) -> None:
     one = write_frames(tmp_path / "1.frames", made_up(5 * MS))
-    blocks = write_tables(one, {}, lambda block: tmp_path / str(block), 0, profiled=8)
+    blocks = write_tables(one, {}, lambda block: tmp_path / str(block), BlockPlan(profiled=8))
     found = _program_ms(blocks, 0, Ended(0, 0, (5 + STEPS + 3) * MS))
     assert found is not None
     assert found[PROFILED_STEPS] == pytest.approx(8 - 0.2)
@@ -120,12 +113,12 @@ def sampled(looks: dict[tuple[str, int, int], int], **parts_ms: float) -> StepTo
     """Ten steps of 100 ms with these phases, and nanoseconds that looks stand for by phase, place and kind."""
     totals = StepTotals(measured=10, wall_ns=1_000 * MS)
     totals.lengths = StepLengths(parts={name: array("f", [ms] * 10) for name, ms in parts_ms.items()})
-    totals.sampled_ns.update(looks)
+    totals.looks.sampled_ns.update(looks)
     return totals
 
 
 def spent_ms(totals: StepTotals, phase: str = "") -> dict[int, tuple[float, bool]]:
-    return {place: (pytest.approx(ns / MS), late) for place, (ns, late) in _spent_at(totals, phase).items()}
+    return {place: (pytest.approx(ns / MS), late) for place, (ns, late) in spent_at_places(totals, phase).items()}
 
 
 def test_places_share_the_time_that_their_phase_took() -> None:
@@ -133,7 +126,7 @@ def test_places_share_the_time_that_their_phase_took() -> None:
     looks = {("", 1, EXACT): 3, ("", 2, FORCED): 1, ("backward", 3, EXACT): 996}
     assert spent_ms(sampled(looks, backward=60.0)) == {1: (300.0, False), 2: (100.0, False)}
     totals = sampled(looks, backward=60.0)
-    totals.collecting_ns[0] = 200 * MS  # no look is in a garbage collection
+    totals.looks.collecting_ns[0] = 200 * MS  # no look is in a garbage collection
     assert spent_ms(totals) == {1: (150.0, False), 2: (50.0, False)}
 
 
@@ -167,17 +160,17 @@ def blocks_of(folder: Path, cpu_ns: int, waited_ns: int) -> list[StepTotals]:
             (EXIT, "forward", at + 500_000, cpu + 300_000),
         ]
     events.append((PAUSE, STEPS * MS, (b"%d %d 1\n" % (STEPS * cpu_ns, STEPS * waited_ns),)))
-    return write_tables(write_frames(folder / "1.frames", events), {}, lambda block: folder / str(block), 0)
+    return write_tables(write_frames(folder / "1.frames", events), {}, lambda block: folder / str(block))
 
 
 def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:
     totals = blocks_of(folder, cpu_ns, waited_ns)
-    return sum(one.unseen_blocked_ns for one in totals) / sum(one.measured for one in totals)
+    return sum(one.thread.unseen_blocked_ns for one in totals) / sum(one.measured for one in totals)
 
 
 def test_a_step_has_the_shares_in_which_it_ran_and_waited_for_a_core(tmp_path: Path) -> None:
     blocks = blocks_of(tmp_path, 400_000, 100_000)
-    assert {(one.running_share, round(one.waiting_share, 4)) for one in blocks} == {(0.4, 0.1)}
+    assert {(one.thread.running_share, round(one.share(one.thread.waiting_ns), 4)) for one in blocks} == {(0.4, 0.1)}
 
 
 def test_a_wait_for_a_core_is_taken_to_lie_where_the_thread_ran(tmp_path: Path) -> None:
@@ -209,8 +202,8 @@ def test_a_thread_that_lets_go_of_the_lock_for_most_of_its_time_holds_none(
                 (SAMPLED, "forward", 1, EXACT, 1, 1),
             ]
     one = replace(write_frames(tmp_path / "1.frames", events), notes=(("place", (1, "a.py:3", "burn", "mm()", "")),))
-    blocks = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
-    spent = [row["spent_ms"] for totals in blocks for row in _own_time(one, totals) if row["kind"] == LOCK]
+    blocks = write_tables(one, {}, lambda block: tmp_path / str(block))
+    spent = [row["spent_ms"] for totals in blocks for row in own_time(one, totals) if row["kind"] == LOCK]
     assert sum(spent) == pytest.approx(expected * (STEPS - WARMUP) / 2)
     (asked,) = (row for row in program_causes(one, blocks) if row["kind"] == BUSY)
     assert asked["figures"] == {"cores": pytest.approx(3.0)}

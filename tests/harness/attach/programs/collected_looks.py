@@ -11,7 +11,7 @@ from time import monotonic, monotonic_ns
 from harness.attach import hooks
 
 hooks._agent()
-from _harness_agent import boundaries, own_time  # noqa: E402
+from _harness_agent import own_time, phases  # noqa: E402
 
 SECONDS = 3
 
@@ -39,7 +39,7 @@ def look(sampler):
 gc.callbacks.append(callback)
 gc.set_threshold(own_time.SPARE_OBJECTS + 20)
 sys.setswitchinterval(1e-5)
-boundaries.recorded_thread = _thread.get_ident()
+phases.recorded_thread = _thread.get_ident()
 sampler = own_time._Sampler()
 _thread.start_new_thread(look, (sampler,))
 until, kept = monotonic() + SECONDS, []

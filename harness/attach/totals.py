@@ -1,0 +1,387 @@
+"""Add up what the contract's tables do not show: totals over the measured steps of one block of an attached process."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from harness.attach.agent.events import (
+    BEGUN_ANEW,
+    COLLECTED,
+    COUNTED,
+    DEMAND,
+    ENDED,
+    ENTER,
+    EVALUATION,
+    EXIT,
+    HOLDER,
+    HOOKS,
+    ITERATED,
+    MEMORY_READ,
+    OTHER_RAN,
+    PADDED,
+    RECEIVED,
+    SAMPLED,
+    TOKENIZED,
+)
+from harness.attach.frames import Made
+from harness.explain.causes import PASSES
+from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
+from harness.probes.ledger.rows import MAIN
+
+ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
+SAMPLE = "sample"  # the sampler's stage, in which it chooses items
+REPETITION_STEPS = 20  # steps per repetition
+
+Event = tuple[Any, ...]  # see agent/events.py
+WorkerBatches = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process id
+
+
+class StepCount(NamedTuple):
+    """Count of an event (such as a compilation) in measured steps, and the number and time of the steps with it."""
+
+    times: int = 0
+    steps: int = 0
+    wall_ns: int = 0  # wall time of these steps
+
+
+def _floats() -> array[float]:
+    return array("f")
+
+
+@dataclass
+class StepLengths:
+    """Durations in ms and work of one block's measured steps, in order: whole steps and phases."""
+
+    wall: array[float] = field(default_factory=_floats)  # without waits for a core
+    parts: dict[str, array[float]] = field(default_factory=dict)  # keyed by phase, without inner phases
+    work: array[float] = field(default_factory=_floats)  # tokens, or samples if there are no tokens
+
+    def add(self, wall_ns: int, body: Sequence[Event]) -> None:
+        for name, ns in own_ns(body).items():
+            before = self.parts.setdefault(name, array("f", bytes(self.wall.itemsize * len(self.wall))))
+            before.append(ns / 1e6)
+        self.wall.append(wall_ns / 1e6)
+        for part in self.parts.values():
+            if len(part) < len(self.wall):
+                part.append(0.0)
+        self.work.append(sum(event[2] or event[4] for event in body if event[0] == RECEIVED))
+
+
+@dataclass
+class FirstStep:
+    """The program's first step, if it is in the block."""
+
+    fetch_ns: int = 0  # waits for batches, before the first forward or backward pass
+    ahead: int = 0  # batches that arrived by then
+    batches: int = 0  # batches of the step
+
+    def add(self, body: Sequence[Event]) -> None:
+        passes = (place for place, event in enumerate(body) if event[0] == ENTER and event[1] in PASSES)
+        ahead = body[: next(passes, None)]
+        self.fetch_ns = own_ns(ahead).get("fetch", 0)
+        self.ahead, self.batches = _arrived(ahead), _arrived(body)
+
+
+@dataclass
+class ExcludedSteps:
+    """Steps that are not measured because of an event in ``agent.events.EXCLUDING``."""
+
+    numbers: list[int] = field(default_factory=list)
+    evaluating: int = 0  # steps after the warm-up within which an evaluation ran
+    evaluating_ns: int = 0  # duration of these steps
+    evaluated: Counter[bool] = field(default_factory=Counter)  # evaluation batches; True: the model made graphs
+    place_ns: Counter[int] = field(default_factory=Counter)  # sampled ns of these steps by number of the place
+    interrupted: int = 0  # steps after the warm-up in which a signal handler of the program raised within a hook
+
+    def add(
+        self, begun: Event, body: Sequence[Event], ended: Event | None, events: Sequence[Event], warmup: bool
+    ) -> None:
+        """Add a step with excluding ``events``."""
+        self.numbers.append(begun[3])
+        evaluated = [event[1] for event in events if event[0] == EVALUATION]
+        self.evaluated.update(evaluated)
+        if warmup:
+            return
+        if not evaluated:
+            self.interrupted += 1
+            return
+        self.evaluating += 1
+        self.evaluating_ns += 0 if ended is None else ended[1] - begun[1]
+        for event in body:
+            if event[0] == SAMPLED and event[1] not in ("backward", HOOKS, HOLDER, "optimizer"):
+                self.place_ns[event[2]] += event[4]
+
+
+@dataclass
+class ThreadTime:
+    """Nanoseconds of the recorded thread in measured steps."""
+
+    clocked_ns: int = 0  # duration of the steps in which the kernel's times were read: the base of the next two
+    running_ns: int = 0  # on a core
+    waiting_ns: int = 0  # runnable without a core
+    unseen_blocked_ns: int = 0  # blocked outside all phases
+
+    @property
+    def running_share(self) -> float | None:
+        return round(min(self.running_ns / self.clocked_ns, 1.0), 4) if self.clocked_ns else None
+
+    def add(self, begun: Event, body: Sequence[Event], ended: Event) -> int:
+        """Add a step, and return how long it waited for a core; 0 without readings."""
+        # Without readings: the machine has none, or the thread had ended.
+        if not all(boundary[2] and boundary[2][0] for boundary in (begun, ended)):
+            return 0
+        wall_ns = ended[1] - begun[1]
+        (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(boundary[2][0]) for boundary in (begun, ended))
+        in_phases_ns, in_phases_cpu_ns = _phases(body)
+        waited_ns = waited_now - waited_then
+        in_step_ns: int = min(waited_ns, wall_ns)
+        self.waiting_ns += in_step_ns
+        self.running_ns += cpu_now - cpu_then
+        self.clocked_ns += wall_ns
+        off_core_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns)  # outside the phases
+        # A thread waits for a core in proportion to its CPU time. Whether the wait was within phases is not recorded.
+        share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
+        waited_outside_ns = max(waited_ns - max(0, in_phases_ns - in_phases_cpu_ns), round(share * waited_ns))
+        self.unseen_blocked_ns += max(0, min(off_core_ns - waited_outside_ns, wall_ns - in_phases_ns))
+        return in_step_ns
+
+
+@dataclass
+class DataWork:
+    """Batches of measured steps, and data work of the recorded thread that no phase shows."""
+
+    fetches: Counter[int] = field(default_factory=Counter)  # number of steps by their number of batches
+    epoch_ends: int = 0  # DataLoader epochs that ended; leaving an iterator early counts
+    tokenizing_ns: int = 0  # tokenizers in the training loop, outside a fetch
+    iterating_ns: int = 0  # DataLoaders that made an iterator, outside a fetch
+    restarting_ns: int = 0  # waits in which an epoch ended, and waits for the first batch after a loader restart
+    choosing_ns: int = 0  # a DataLoader's sampler, in the recorded thread
+    rows: int = 0  # items in the batches that arrived
+    making_cpu_ns: int = 0  # CPU time of reading and packing these items
+    # Positions of the examined batches, padding positions, and positions in columns of padding only
+    padding: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def fetches_per_step(self) -> int:
+        return max(1, self.fetches.most_common(1)[0][0]) if self.fetches else 1
+
+    def add(self, body: Sequence[Event], made_by: WorkerBatches) -> None:
+        self.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
+        self.iterating_ns += sum(event[1] for event in body if event[0] == ITERATED)
+        self.restarting_ns += _restarting(body)
+        self.choosing_ns += sum(_choosing(event) for event in body if event[0] == RECEIVED)
+        self.epoch_ends += sum(event[0] == RECEIVED and data_ended(event) for event in body)
+        self.epoch_ends += sum(event[0] == BEGUN_ANEW and event[1] for event in body)
+        self.fetches[_arrived(body)] += 1
+        for event in body:
+            if event[0] == PADDED:
+                positions, padded, columns = self.padding
+                self.padding = positions + event[1], padded + event[2], columns + event[3]
+            elif event[0] == RECEIVED and event[1]:
+                self._add_rows(event, made_by)
+
+    def _add_rows(self, received: Event, made_by: WorkerBatches) -> None:
+        _, (role, pid, _, number, pieces), _, items, _ = received
+        made = made_by.get(pid, ())
+        if role != MAIN:
+            _, pieces, items = made[number] if 0 <= number < len(made) else (0, (), 0)
+        if pieces and items:
+            self.rows += items
+            self.making_cpu_ns += sum(cpu_ns for name, _, _, cpu_ns in pieces if name in ROW_STAGES)
+
+
+@dataclass
+class Looks:
+    """What looks at the threads' stacks found in measured steps, by number of the place. See agent/own_time.py."""
+
+    looks: int = 0  # looks behind the sampled nanoseconds
+    sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # by phase, place, EXACT, LATE, FORCED
+    # Garbage collections in the recorded thread and their nanoseconds, by the place of the longest one in a step
+    collections: Counter[int] = field(default_factory=Counter)
+    collecting_ns: Counter[int] = field(default_factory=Counter)
+    others_ns: Counter[int] = field(default_factory=Counter)  # running time of other threads
+    held_ns: Counter[int] = field(default_factory=Counter)  # nanoseconds of these with the interpreter lock
+    held_shares: Mapping[int, float] = field(default_factory=dict)  # over the whole program, see held_shares()
+
+    def add(self, event: Event) -> None:
+        if event[0] == SAMPLED:
+            _, phase, place, found, ns, looks = event
+            self.sampled_ns[phase, place, found] += ns
+            self.looks += looks
+        elif event[0] == COLLECTED:
+            _, times, ns, place = event
+            self.collections[place] += times
+            self.collecting_ns[place] += ns
+        elif event[0] == OTHER_RAN:
+            self.others_ns[event[1]] += event[2]
+            self.held_ns[event[1]] += event[3]
+
+
+@dataclass
+class StepTotals:
+    """Totals of one process's steps in one block."""
+
+    first_ns: int = 0  # start of the block's first step; 0: no step began
+    last_ns: int = 0  # end of its last step
+    warming_up: int = 0  # profiled steps at the start of the block, not measured
+    begun: int = 0  # steps, measured or not, except those that the previous block measures
+    ended: int = 0  # steps of these that ended
+    measured: int = 0
+    first_measured: int = 0  # number of the first measured step in the program
+    last_unmeasured: bool = False  # True if the last step is not measured
+    wall_ns: int = 0  # duration of the measured steps
+    lengths: StepLengths = field(default_factory=StepLengths)
+    counted: dict[str, StepCount] = field(default_factory=dict)  # keyed by name, see agent/causes.py
+    # Nanoseconds for which other threads and child processes ran or waited for a core, and elapsed nanoseconds
+    demand_ns: tuple[int, int] = (0, 0)
+    # Step, bytes of the process, bytes of its children, free bytes
+    memory: list[tuple[int, int, int, int]] = field(default_factory=list)
+    first: FirstStep = field(default_factory=FirstStep)
+    excluded: ExcludedSteps = field(default_factory=ExcludedSteps)
+    thread: ThreadTime = field(default_factory=ThreadTime)
+    data: DataWork = field(default_factory=DataWork)
+    looks: Looks = field(default_factory=Looks)
+
+    def share(self, ns: int) -> float:
+        """Return ``ns`` as a share of the measured time; 0.0 if no step was measured."""
+        return ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def evaluating_share(self) -> float:
+        whole_ns = self.wall_ns + self.excluded.evaluating_ns
+        return self.excluded.evaluating_ns / whole_ns if whole_ns else 0.0
+
+    def begin(
+        self, begun: Event, body: Sequence[Event], ended: Event | None, excluding: Sequence[Event], alternating: bool
+    ) -> Event:
+        """Count a step. Return its start event with its repetition, and True if it is not measured."""
+        kind, now, reading, number, repetition, warmup = begun
+        warming_up = bool(warmup or self.begun < self.warming_up)
+        if excluding:
+            self.excluded.add(begun, body, ended, excluding, warming_up)
+        self.begun += 1
+        self.last_unmeasured = warming_up or bool(excluding)
+        if not alternating:
+            repetition = self.measured // REPETITION_STEPS
+        return kind, now, reading, number, repetition, self.last_unmeasured
+
+    def measure(self, begun: Event, body: Sequence[Event], ended: Event, made_by: WorkerBatches) -> None:
+        """Add a measured step that ended."""
+        wall_ns = ended[1] - begun[1]
+        self.first_measured = self.first_measured if self.measured else begun[3]
+        self.measured += 1
+        self.wall_ns += wall_ns
+        for event in body:
+            self.looks.add(event)
+            if event[0] == COUNTED:
+                _, name, times = event
+                before = self.counted.get(name, StepCount())
+                self.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
+            elif event[0] == DEMAND:
+                self.demand_ns = self.demand_ns[0] + event[1], self.demand_ns[1] + event[2]
+            elif event[0] == MEMORY_READ:
+                self.memory.append((begun[3], *event[1:]))
+        self.data.add(body, made_by)
+        self.lengths.add(wall_ns - self.thread.add(begun, body, ended), body)
+
+
+def complete(blocks: Sequence[StepTotals]) -> None:
+    """Set what the blocks of one process share: the shares of held locks, and counts of 0 of the same events."""
+    for name in {name for totals in blocks for name in totals.counted}:
+        for totals in blocks:
+            totals.counted.setdefault(name, StepCount())
+    shares = held_shares([totals.looks for totals in blocks])
+    for totals in blocks:
+        totals.looks.held_shares = shares
+
+
+def held_shares(blocks: Sequence[Looks]) -> dict[int, float]:
+    """Return by place the share (0 to 1) of their running time for which other threads held the interpreter lock.
+
+    It is 0 for a thread that computes outside Python. Only :data:`HELD_LOOKS_SHARE` of the looks show a held lock.
+    """
+    shares = {}
+    for place in dict.fromkeys(place for looks in blocks for place in looks.others_ns):
+        ran_ns, held_ns = (sum(getattr(looks, name)[place] for looks in blocks) for name in ("others_ns", "held_ns"))
+        share = held_ns / max(ran_ns, 1)
+        shares[place] = min(1.0, share / HELD_LOOKS_SHARE) if share >= HELD_SHARE_MIN else 0.0
+    return shares
+
+
+def _choosing(received: Event) -> int:
+    trace = received[1]
+    if trace is None:
+        return 0
+    return sum(end_ns - start_ns for name, start_ns, end_ns, _ in trace[4] if name == SAMPLE)
+
+
+def _restarting(body: Sequence[Event]) -> int:
+    """Return the ns of waits in which an epoch ended, plus those for the first batch after a loader restart."""
+    total_ns = begun_ns = wait_ns = 0
+    restarts = False  # True if the last wait ended an epoch, or a loader restarted
+    for event in body:
+        if event[0] == ENTER and event[1] == "fetch":
+            begun_ns = event[2]
+        elif event[0] == EXIT and event[1] == "fetch":
+            wait_ns = event[2] - begun_ns
+        elif event[0] == BEGUN_ANEW:
+            restarts = True
+        elif event[0] == RECEIVED:
+            ended = data_ended(event)
+            total_ns += wait_ns if ended or restarts else 0
+            restarts = ended
+    return total_ns
+
+
+def _schedstat(line: bytes) -> tuple[int, int]:
+    """Return (ns on a core, ns runnable without) of a line of schedstat (Linux, sched-stats.rst)."""
+    on_core, waited, *_ = line.split()
+    return int(on_core), int(waited)
+
+
+def own_ns(body: Sequence[Event]) -> dict[str, int]:
+    """Return the wall time in ns of each phase in a step, without the time of phases inside it."""
+    phases_ns: dict[str, int] = {}
+    around: list[list[int]] = []  # start of each open phase, and the time of its inner phases
+    for event in body:
+        if event[0] == ENTER:
+            around.append([event[2], 0])
+        elif event[0] == EXIT and around:
+            begun_ns, inside_ns = around.pop()
+            lasted_ns = event[2] - begun_ns
+            phases_ns[event[1]] = phases_ns.get(event[1], 0) + lasted_ns - inside_ns
+            if around:
+                around[-1][1] += lasted_ns
+    return phases_ns
+
+
+def _phases(body: Sequence[Event]) -> tuple[int, int]:
+    """Return (wall time, CPU time) in ns within all phases of a step. Phases inside another phase count once."""
+    wall_ns = cpu_ns = depth = 0
+    since = (0, 0)
+    for event in body:
+        if event[0] == ENTER:
+            if depth == 0:
+                since = event[2], event[3]
+            depth += 1
+        elif event[0] == EXIT and depth:
+            depth -= 1
+            if depth == 0:
+                wall_ns += event[2] - since[0]
+                cpu_ns += event[3] - since[1]
+    return wall_ns, cpu_ns
+
+
+def _arrived(body: Sequence[Event]) -> int:
+    """Return the number of batches that arrived among the step's events."""
+    return sum(event[0] == RECEIVED and not data_ended(event) for event in body)
+
+
+def data_ended(received: Event) -> bool:
+    """Return True if the wait ended with the data, without a batch."""
+    trace = received[1]
+    return trace is not None and trace[3] == ENDED
