@@ -81,6 +81,18 @@ def _missing_modules(text: str) -> Iterator[str]:
             yield name
 
 
+ROOMS = sorted({path.parent for top in ("harness", "trainer") for path in (ROOT / top).glob("*/*.py")})
+README_LINES_MAX = 20  # about ten are the plan; the agent's has a diagram
+
+
+@pytest.mark.parametrize("room", [*ROOMS, ROOT / "harness/attach/agent"], ids=lambda room: room.name)
+def test_every_room_has_a_readme_that_the_architecture_links(room: Path) -> None:
+    readme = room / "README.md"
+    assert readme.is_file()
+    assert len(readme.read_text().partition("```mermaid")[0].splitlines()) <= README_LINES_MAX
+    assert f"(../../{readme.relative_to(ROOT)})" in (ROOT / "docs/internals/architecture.md").read_text()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_document_names_exists(document: Path) -> None:
     assert missing(document.read_text(), document.parent) == set()
