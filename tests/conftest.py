@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import gc
 import multiprocessing.process
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from io import BytesIO
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import pytest_timeout
 from hypothesis import settings
+from matplotlib.figure import Figure
 
 from harness.machine.processes import descendants
+from harness.show import drawing as show_drawing
 from harness.show import plots
 from harness.show.drawing import Picture
+from tests import warm
 from tests.__main__ import MARKED, NIGHTLY
 from tests.commands import fork_servers
 from tests.examples import examples
@@ -36,7 +43,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest_plugins = ["pytester"]
 
 PICTURE = Picture(b"\x89PNG\r\n\x1a\n", '<svg viewBox="0 0 1 1"></svg>')
-DRAWN = plots.drawn
+DRAWN: dict[tuple[object, str], object] = {
+    (owner, name): getattr(owner, name)
+    for owner, name in ((plots, "drawn"), (Figure, "savefig"), (show_drawing, "_laid_out"), (show_drawing, "_svg"))
+}
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 _started: list[str] = []  # by the present test
 _made_cache = pytest.StashKey[str]()
@@ -71,6 +81,32 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HARNESS_CACHE"] = chosen
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    """Start the workers of pytest-xdist as forks of one process that has imported torch, which their tests fork too."""
+    if not session.config.getoption("numprocesses", None):
+        yield
+        return
+    warm.starter.share()
+    with mock.patch.object(subprocess, "Popen", warm.Popen):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Import one file at a time: the first worker compiles it for all, 17 s of CPU on a fresh clone."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        return (yield)
+    finally:
+        os.close(folder)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each part of `python -m tests` finds the files of its tests by their text."""
@@ -99,15 +135,35 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _empty_pictures() -> Iterator[None]:
-    """Figures are made, but not turned into pixels and paths, which is most of a report: 0.8 s of CPU."""
-    with mock.patch("harness.show.plots.drawn", return_value=PICTURE):
+def _plain_argparse() -> Iterator[None]:
+    """Help texts are looked up in no catalogue of translations: several hundred files for each command."""
+    with mock.patch("argparse._", str):
         yield
 
 
-def drawing() -> AbstractContextManager[object]:
-    """Meanwhile reports get pictures as a user's do."""
-    return mock.patch("harness.show.plots.drawn", DRAWN)
+@pytest.fixture(scope="session", autouse=True)
+def _empty_pictures() -> Iterator[None]:
+    """Figures are made, but not turned into pixels and paths, which is most of a report: 0.8 s of CPU."""
+
+    def save(_figure: Figure, content: BytesIO, **_how: object) -> None:
+        content.write(PICTURE.png)
+
+    with (
+        mock.patch("harness.show.plots.drawn", return_value=PICTURE),
+        mock.patch.object(Figure, "savefig", save),
+        mock.patch("harness.show.drawing._laid_out"),
+        mock.patch("harness.show.drawing._svg", return_value=PICTURE.svg),
+    ):
+        yield
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Meanwhile reports and commands draw pictures as a user's do."""
+    with ExitStack() as stack:
+        for (owner, name), real in DRAWN.items():
+            stack.enter_context(mock.patch.object(owner, name, real))
+        yield
 
 
 @pytest.fixture
@@ -133,7 +189,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Setting
             capture.suspend_global_capture(in_=True)
         print(f"\n{item.nodeid} hangs", file=sys.__stderr__, flush=True)
         faulthandler.dump_traceback(file=sys.__stderr__)  # a worker of pytest-xdist shows nothing else
-        for pid in descendants([os.getpid()]):
+        for pid in descendants([os.getpid(), *filter(None, [warm.starter.pid])]):
             os.kill(pid, signal.SIGKILL)
         pytest_timeout.timeout_timer(item, settings)
 

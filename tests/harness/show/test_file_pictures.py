@@ -30,6 +30,7 @@ from trainer.data.corpus.dedup.shingles import Shingling
 from trainer.data.corpus.dedup.sketches import DedupSettings, banding_for
 from trainer.data.corpus.statistics import SEQUENCE_LENGTHS, AtLength, CorpusStatistics, LengthBin
 
+pytestmark = pytest.mark.usefixtures("pictures")
 BINS = tuple(LengthBin(2**place, 2 ** (place + 1) - 1, 10 + place, 100 * 2**place) for place in range(16))
 AT = tuple(AtLength(length, 100, 0.1, 0.2, 50, 0.001) for length in SEQUENCE_LENGTHS)
 CORPUS = CorpusStatistics(

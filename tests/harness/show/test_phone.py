@@ -105,6 +105,7 @@ def test_every_colour_of_the_page_is_in_the_table() -> None:
     assert set(drawing.THEMED.values()) <= set(THEME)
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_pictures_have_themed_colours_and_text_that_can_be_read(report: StudyReport, sheet: Sheet) -> None:
     for name, make in figures(report).items():
@@ -117,6 +118,7 @@ def test_pictures_have_themed_colours_and_text_that_can_be_read(report: StudyRep
         assert figure.get_figwidth() == sheet.width
 
 
+@pytest.mark.usefixtures("pictures")
 def test_nothing_of_a_narrow_picture_lies_outside_of_it(report: StudyReport) -> None:
     for name, make in figures(report).items():
         figure = make(NARROW)

@@ -146,6 +146,7 @@ def test_problems_are_said_even_where_nothing_could_be_read() -> None:
     assert "Memory" not in page
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("facts", [FACTS, NO_FACTS])
 def test_the_picture(facts) -> None:
     figure = memory_figure([profiled(facts=facts), profiled(workers=1)])

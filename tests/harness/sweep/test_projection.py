@@ -289,6 +289,7 @@ def test_hybrid_takes_one_seed() -> None:
         HybridStrategy(name="hybrid").stages(where)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_line_is_drawn_where_there_is_one() -> None:
     one = found(strategy("model-scaling"), answering(body, -0.2), space()).projection
     none = found(strategy("mup"), answering(lambda _: 1, 0, 3e-3), space()).projection

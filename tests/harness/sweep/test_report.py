@@ -274,6 +274,7 @@ def test_a_rate_of_which_a_seed_diverged_is_not_chosen(tmp_path: Path) -> None:
     assert page.count("| done |") == 8
 
 
+@pytest.mark.usefixtures("pictures")
 def test_trials_of_a_rate_that_diverged_are_drawn_and_in_no_line() -> None:
     (curve,) = findings(seeded(UP_TO_A_SEED)).curves
     assert curve.above == ((1.6e-2, 2.9),)
