@@ -12,7 +12,7 @@ SELDOM := transformers/models/(?!auto|gpt2|llama)|/sympy/|/networkx/|/torch/(tes
 run: $(STAMP)
 	$(BIN)/harness run scenarios/quickstart.yaml
 
-# Three parts (tests/__main__.py): two processes for what starts none, four for what starts some, and what judges times.
+# Three parts (tests/__main__.py): two processes for what starts none, three for what starts some, and what judges times.
 test: $(STAMP)
 	$(BIN)/python -m tests
 

@@ -1,6 +1,6 @@
 """``python -m tests [PART ...] [-- ARGUMENT ...]`` runs the tests, with as many at a time as its part allows.
 
-Without a part, all but ``nightly`` run, which has slow and rare paths. Property tests try a third of their examples, a
+Without a part, all but ``nightly`` run, which has slow and rare paths. Property tests try a fifth of their examples, a
 tenth in ``quick`` alone, and all beside ``nightly``. The last lines are the slowest tests of all parts, the CPU time of
 each part, and pytest's outcomes by part. A part that fails does not keep the next from running.
 """
@@ -23,14 +23,14 @@ from xml.etree import ElementTree
 from tests.examples import EVERY, QUICK
 
 # `--dist loadfile` keeps a file's tests together, with the fixtures that they share; in their own order, or the files
-# with few and long tests would come last, one after the other on one core. Four at a time: on two cores they wait for
+# with few and long tests would come last, one after the other on one core. Three at a time: on two cores they wait for
 # other processes a quarter of their time. A worker that died (a test hung) is not replaced: pytest-xdist 3.8 would then
 # never end.
 NIGHTLY = "nightly"
 PARTS = {
     "quick": ("-m", "not slow and not alone and not gpu", "-n", "2", "--max-worker-restart=0", "--dist", "worksteal"),
     "processes": (
-        *("-m", "slow and not alone and not gpu and not nightly", "-n", "4", "--max-worker-restart=0"),
+        *("-m", "slow and not alone and not gpu and not nightly", "-n", "3", "--max-worker-restart=0"),
         *("--dist", "loadfile", "--no-loadscope-reorder"),
     ),
     "alone": ("-m", "(alone or gpu) and not nightly"),

@@ -9,7 +9,7 @@ from hypothesis import settings
 QUICK = "HARNESS_TEST_QUICK"  # set by `python -m tests quick`: a tenth
 EVERY = "HARNESS_TEST_EVERY"  # set by `python -m tests nightly`, alone or with other parts: all
 USUAL = 100
-QUICK_SHARE, SHARE = 10, 3  # one in so many
+QUICK_SHARE, SHARE = 10, 5  # one in so many
 FEWEST = 3
 
 

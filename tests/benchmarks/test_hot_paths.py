@@ -32,7 +32,7 @@ def test_next_batch(benchmark, path: str, access: str) -> None:
             "access": access,
             "sequence_length": 128,
             "batch_size": 4,
-            "corpus": {"builtin": "python-docs", "documents": 200},
+            "corpus": {"builtin": "python-docs", "documents": 200 if benchmark.enabled else 60},
             "tokenizer": {"train": {"kind": "bpe", "vocab_size": 512}},
         }
     )

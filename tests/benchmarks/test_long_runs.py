@@ -14,7 +14,7 @@ from tests.benchmarks.long_runs import analyse, make, write
 pytestmark = pytest.mark.slow  # measurements
 
 STEPS = 3_000  # where times are wanted
-FEW_STEPS = 300
+FEW_STEPS = 100
 
 
 def steps(benchmark) -> int:

@@ -15,7 +15,7 @@ from tests.campaigns.known_truth.bounds import ARMS, LAUNCHED_BUSY_MS, LAUNCHED_
 from tests.campaigns.known_truth.waited import HOPELESS, SPOILED, allowance, waited_share
 from tests.studies import run_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.nightly]
 TRIES = 2
 SINGLE = 0.05  # share of steps
 

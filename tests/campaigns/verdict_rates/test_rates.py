@@ -20,7 +20,7 @@ from tests.campaigns.verdict_rates.simulate import (
 pytestmark = pytest.mark.slow  # simulations
 
 
-@pytest.mark.parametrize(("comparisons", "blocks"), [(1, 3), (7, 5)])
+@pytest.mark.parametrize(("comparisons", "blocks"), [(1, 3), pytest.param(7, 5, marks=pytest.mark.nightly)])
 def test_identical_arms_seldom_get_a_verdict_however_many_are_compared(comparisons: int, blocks: int) -> None:
     assert false_verdicts(40, comparisons, blocks).wrong <= 0.05
 
