@@ -50,9 +50,14 @@ class Ran(NamedTuple):
 
 
 def run_all(
-    folder: Path, programs: list[str], raw: Path | None, settings: Mapping[str, object] = SETTINGS
+    folder: Path,
+    programs: list[str],
+    raw: Path | None,
+    settings: Mapping[str, object] = SETTINGS,
+    *,
+    cold: bool = True,
 ) -> dict[str, Ran]:
-    """Run the programs, with the agent where there is a folder for what it records."""
+    """Run the programs, with the agent where there is a folder for what it records: ``cold``, as a user lets it in."""
     folder.mkdir()
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "HARNESS_ATTACH")}
     if raw is not None:
@@ -60,7 +65,7 @@ def run_all(
         (raw / "settings.json").write_text(json.dumps(settings))
         environment |= {"PYTHONPATH": str(SHIM), "HARNESS_ATTACH": str(raw)}
     command = [sys.executable, str(PROGRAMS / "several.py"), str(folder), *programs]
-    popen = warm.Popen if raw is None else subprocess.Popen  # with the agent: as it is let in
+    popen = subprocess.Popen if cold and raw is not None else warm.Popen
     with popen(command, env=environment) as process:
         assert process.wait(600) == 0
     found = {}

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,17 +82,40 @@ FAULTS = [
     for module, names in HOOKS.items()
     for name in names
 ]
+# Of each module the first function is made to fail in every run of the tests, and one more that a test names.
+USUAL = {*(names[0] for names in HOOKS.values()), "received"}
+RARE = {fault for fault in FAULTS if fault.partition("!")[0].partition(".")[2] not in USUAL}
+RARE |= {"compiled fullgraph", "compiled blocks"}
+Seen = tuple[dict[str, Ran], dict[int, AttachedProcess]]
+
+
+def nightly(programs: Iterable[str]) -> list[Any]:
+    """Parameters of a test, of which the rare ones are for `make test-all`."""
+    return [pytest.param(one, marks=pytest.mark.nightly) if one in RARE else one for one in programs]
+
+
+def asked(request: pytest.FixtureRequest, programs: Iterable[str]) -> list[str]:
+    """Those of ``programs`` that the chosen tests of this file are about."""
+    chosen = {
+        value
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+        for value in item.callspec.params.values()
+    }
+    return [one for one in programs if one in chosen]
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    return run_all(tmp_path_factory.mktemp("plain") / "out", [*LOOPS, *COMPILED, FAULTY], None)
+def plain(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Ran]:
+    programs = [*asked(request, [*LOOPS, *COMPILED]), FAULTY]
+    return run_all(tmp_path_factory.mktemp("plain") / "out", programs, None)
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
+def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Seen:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(folder / "out", [*LOOPS, *COMPILED, *BAD_ENDS, *DEADLINES, "asleep", *FAULTS], folder / "raw")
+    programs = [*asked(request, [*LOOPS, *COMPILED, *FAULTS]), *BAD_ENDS, *DEADLINES, "asleep"]
+    ran = run_all(folder / "out", programs, folder / "raw")
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 
@@ -98,7 +123,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict
 def test_every_step_is_counted_and_no_loss_changes(
     tmp_path: Path,
     plain: dict[str, Ran],
-    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]],
+    seen: Seen,
     program: str,
     steps: int,
 ) -> None:
@@ -144,7 +169,7 @@ def test_every_step_is_counted_and_no_loss_changes(
 
 
 def test_a_child_that_python_did_not_fork_writes_what_it_did_into_a_file_of_its_own(
-    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]],
+    seen: Seen,
 ) -> None:
     """The steps of its parent are counted above. The one that it was forked in is nobody's."""
     ran, processes = seen
@@ -159,7 +184,7 @@ def test_a_child_that_python_did_not_fork_writes_what_it_did_into_a_file_of_its_
     [("new_dataset", 0), ("new_dataset_and_teacher", 0), ("two_loaders", 0), ("new_datasets_of_both", 4)],
 )
 def test_batches_of_a_new_dataset_are_of_training_where_they_are_trained_on(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str, evaluating: int
+    tmp_path: Path, seen: Seen, program: str, evaluating: int
 ) -> None:
     ran, processes = seen
     one = processes[ran[f"shapes {program}"].pid]
@@ -169,9 +194,7 @@ def test_batches_of_a_new_dataset_are_of_training_where_they_are_trained_on(
     assert sum(sum(block.data.fetches.values()) for block in totals) == 24 - 4 - evaluating
 
 
-def test_a_loss_that_stays_nan_is_known_and_one_that_a_scaler_skips_is_none(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
-) -> None:
+def test_a_loss_that_stays_nan_is_known_and_one_that_a_scaler_skips_is_none(tmp_path: Path, seen: Seen) -> None:
     import pyarrow.parquet as pq
 
     ran, processes = seen
@@ -183,10 +206,8 @@ def test_a_loss_that_stays_nan_is_known_and_one_that_a_scaler_skips_is_none(
         assert lost == set(range(since, 24))
 
 
-@pytest.mark.parametrize("program", COMPILED)
-def test_no_graph_is_broken_and_nothing_compiled_again(
-    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str
-) -> None:
+@pytest.mark.parametrize("program", nightly(COMPILED))
+def test_no_graph_is_broken_and_nothing_compiled_again(plain: dict[str, Ran], seen: Seen, program: str) -> None:
     ran, processes = seen
     assert plain[program].code == 0, plain[program].lines
     (*lines, last), (*expected, first) = (
@@ -199,10 +220,8 @@ def test_no_graph_is_broken_and_nothing_compiled_again(
     assert processes[ran[program].pid].noted("fault") == []
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_ours_changes_nothing(
-    plain: dict[str, Ran], seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], fault: str
-) -> None:
+@pytest.mark.parametrize("fault", nightly(FAULTS))
+def test_a_fault_of_ours_changes_nothing(plain: dict[str, Ran], seen: Seen, fault: str) -> None:
     """Training ends as it would have, to the last digit."""
     ran, _ = seen
     assert ran[fault].code == 0, ran[fault].lines
@@ -212,7 +231,7 @@ def test_a_fault_of_ours_changes_nothing(
 
 @pytest.mark.parametrize("program", DEADLINES)
 def test_what_a_signal_handler_of_the_program_raises_within_a_hook_reaches_the_program(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str
+    tmp_path: Path, seen: Seen, program: str
 ) -> None:
     """Every eighth batch has the signal sent: five times in 40 steps; that step is recorded, and not measured."""
     ran, processes = seen
@@ -226,15 +245,13 @@ def test_what_a_signal_handler_of_the_program_raises_within_a_hook_reaches_the_p
     assert sum(block.excluded.interrupted for block in totals) >= 4  # a block begins with warm-up steps
 
 
-def test_a_fault_is_noted(seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]) -> None:
+def test_a_fault_is_noted(seen: Seen) -> None:
     ran, processes = seen
     (note,) = processes[ran[f"batches.received!{FAULTY}"].pid].noted("fault")
     assert note.endswith("OSError: injected\n")
 
 
-def test_what_was_recorded_becomes_a_study_later(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
-) -> None:
+def test_what_was_recorded_becomes_a_study_later(tmp_path: Path, seen: Seen) -> None:
     """Where the harness was killed, the study's folder keeps what the agent wrote."""
     ran, processes = seen
     raw = tmp_path / "raw"
@@ -256,7 +273,7 @@ def test_what_was_recorded_becomes_a_study_later(
 
 @pytest.mark.parametrize(("program", "ends"), BAD_ENDS.items())
 def test_a_program_that_ends_badly_loses_one_frame_at_most(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str, ends: tuple[int, int, int]
+    tmp_path: Path, seen: Seen, program: str, ends: tuple[int, int, int]
 ) -> None:
     ran, processes = seen
     code, least, most = ends
@@ -265,9 +282,7 @@ def test_a_program_that_ends_badly_loses_one_frame_at_most(
     assert least <= sum(block.begun for block in totals) <= most
 
 
-def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
-) -> None:
+def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(tmp_path: Path, seen: Seen) -> None:
     ran, processes = seen
     one = processes[ran["by_hand 30 4"].pid]
     (place,) = one.noted("fetch")
@@ -279,9 +294,7 @@ def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(
     assert min(waits[6:]) >= 4e6  # a sleep is never shorter
 
 
-def test_tokenizing_in_the_loop_itself_is_seen_beside_its_fetches(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
-) -> None:
+def test_tokenizing_in_the_loop_itself_is_seen_beside_its_fetches(tmp_path: Path, seen: Seen) -> None:
     ran, processes = seen
     shares = []
     for name in ("plain --steps 30", "plain --steps 30 --tokenize-words 20000"):
@@ -306,9 +319,7 @@ def test_events_have_numbers_of_their_own_and_those_of_the_ledger_are_its_own() 
     assert (events.HOOKS, events.HOLDER) == (causes.HOOKS, causes.HOLDER)
 
 
-def test_a_wait_that_no_seam_shows_is_found_and_placed(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]]
-) -> None:
+def test_a_wait_that_no_seam_shows_is_found_and_placed(tmp_path: Path, seen: Seen) -> None:
     """Batches come from a thread through a queue."""
     ran, processes = seen
     one = processes[ran["threaded 40 8"].pid]
@@ -324,7 +335,7 @@ def test_a_wait_that_no_seam_shows_is_found_and_placed(
 
 
 def test_a_wait_within_what_is_timed_is_no_place_that_nobody_sees(
-    seen: tuple[dict[str, Ran], dict[int, AttachedProcess]],
+    seen: Seen,
 ) -> None:
     """Neither forward pass nor fetch is a phase yet in the two steps that are watched."""
     ran, processes = seen

@@ -26,15 +26,14 @@ WARNING = "called a synchronizing CUDA operation"
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    return run_all(tmp_path_factory.mktemp("alone") / "out", [WAITS, LENGTHS], None)
+    return run_all(tmp_path_factory.mktemp("alone") / "out", [WAITS], None)
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
     folder = tmp_path_factory.mktemp("seen")
-    ran = run_all(
-        folder / "out", [WAITS, OWN_MODE, LENGTHS, VALUES, LAYERS, BROKEN, BROKEN_BEFORE, *FAULTS], folder / "raw"
-    )
+    programs = [WAITS, OWN_MODE, LENGTHS, VALUES, LAYERS, BROKEN, BROKEN_BEFORE, *FAULTS]
+    ran = run_all(folder / "out", programs, folder / "raw", cold=False)
     return ran, {one.process.pid: one for one in read(folder / "raw")}
 
 

@@ -43,6 +43,11 @@ def program(name: str, *words: object) -> list[str]:
     return [sys.executable, str(PROGRAMS / f"{name}.py"), *map(str, words)]
 
 
+def forked(name: str, *words: object) -> list[str]:
+    """For a shell: the program as a fork, where the tests share what is forked."""
+    return [sys.executable, "-SE", warm.__file__, *program(name, *words)[1:]]
+
+
 def alone(command: Sequence[str], *, cold: bool = False, **changes: Any) -> subprocess.CompletedProcess[str]:
     popen = subprocess.Popen if cold else warm.Popen
     with popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **changes) as process:
@@ -141,7 +146,7 @@ def test_a_second_thread_that_trains_is_named(tmp_path: Path) -> None:
 
 def test_every_rank_of_a_program_has_its_tables(tmp_path: Path) -> None:
     """Two processes that are sentences their ranks as torchrun does: each is an arm, and all of its blocks are read."""
-    words = shlex.join(program("plain", "--steps", 40))
+    words = shlex.join(forked("plain", "--steps", 40))
     both = f"RANK=0 WORLD_SIZE=2 {words} & RANK=1 WORLD_SIZE=2 {words}; code=$?; wait && exit $code"
     done = attached(tmp_path, ["sh", "-c", both])
     assert done.returncode == 0, done.stderr
@@ -156,7 +161,7 @@ def test_every_rank_of_a_program_has_its_tables(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_is_the_programs(tmp_path: Path) -> None:
-    done = attached(tmp_path, program("plain", "--steps", 60, "--kill-at", 20), cold=True)
+    done = attached(tmp_path, program("plain", "--steps", 60, "--kill-at", 20))
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert " a step by the clock" in done.stdout
     assert study_in(tmp_path).read_study().notes[0] == f"the command ended with exit code {128 + signal.SIGKILL}"

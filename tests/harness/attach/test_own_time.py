@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import gc
 import math
 import os
@@ -30,12 +31,18 @@ from tests.harness.attach.test_exec import alone, attached, losses, program, stu
 pytestmark = pytest.mark.slow
 
 
+@functools.cache
+def undisturbed(steps: int) -> list[str]:
+    """Losses of the program, which are the same whatever it does besides."""
+    return losses(alone(program("own_time", "none", steps)).stdout)
+
+
 def found_in(out: Path, kind: str, share: float = 0.05, steps: int = 200) -> tuple[tuple[SlowCause, ...], float]:
     """Causes of the program ``kind`` with at least that share, and the milliseconds that it measured itself."""
     done = attached(out, program("own_time", kind, steps), "--warmup", "20")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert losses(done.stdout) == losses(alone(program("own_time", kind, steps)).stdout)
+    assert losses(done.stdout) == undisturbed(steps)
     (truth,) = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("SPENT")]
     causes = slow_causes([run.record.facts for run in study_in(out).runs()])
     return tuple(one for one in causes if one.least_share >= share and not one.phase and one.of), truth

@@ -70,7 +70,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seen(raw: Path, plain: dict[str, Ran]) -> tuple[dict[str, Ran], dict[int, AttachedProcess]]:
-    ran = run_all(raw.parent / "out", [*plain, *FAULTS], raw, SETTINGS)
+    ran = run_all(raw.parent / "out", [*plain, *FAULTS], raw, SETTINGS, cold=False)
     return ran, {one.process.pid: one for one in read(raw)}
 
 

@@ -86,6 +86,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         folder / "out",
         [HOOKS, GROWS, GROWS_NOT, MAPPED, *SETTINGS, *SILENT, *PADDED, *FULL, *JOINED, *FAULTS],
         folder / "raw",
+        cold=False,
     )
     assert {program: one.code for program, one in ran.items() if one.code} == {}
     return ran, {one.process.pid: one for one in read(folder / "raw")}
