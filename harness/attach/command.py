@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic_ns
@@ -20,6 +21,9 @@ from harness.launch.ending import handled
 from trainer.errors import InputError
 
 SHIM = Path(__file__).parent / "shim"
+SEGMENT_S = 60  # seconds of a program's record in one file
+RETENTION_LOOK_S = 5.0  # seconds between two looks at the record's folder
+RETENTION_NICE = 10  # of the thread that looks: at 19 a machine without a free core would never let it run
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -36,6 +40,7 @@ class AgentSettings:
     profile_steps: int | None = None  # steps that torch.profiler records once the program is warm (agent/profiling.py)
     closing_steps: int | None = None  # steps recorded after the measured ones, if events do not explain their time
     profile_seconds: int | None = None  # seconds for which the launcher's py-spy samples the program (sampling.py)
+    segment_s: int | None = None  # seconds of a process in one file (agent/record.py); None: all of it
 
     def write(self, raw: Path) -> None:
         (raw / SETTINGS_FILE).write_text(json.dumps(asdict(self)))
@@ -57,13 +62,41 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> E
     settings.write(raw)
     begun_ns = monotonic_ns()
     process = start(program, env=environment_of(raw))
-    with _forwarding(process):
+    with _forwarding(process), _retaining(raw, settings.segment_s) if settings.segment_s else nullcontext():
         if settings.profile_seconds is not None:
             from harness.attach.sampling import sample_when_asked
 
             sample_when_asked(process, raw, settings.profile_seconds)
         code = process.wait()
     return Ended(code if code >= 0 else 128 - code, begun_ns, monotonic_ns())
+
+
+@contextmanager
+def _retaining(raw: Path, after_s: int) -> Iterator[None]:
+    """Bound the disk that the record in ``raw`` takes, from a thread, ``after_s`` seconds after the context began."""
+    over = threading.Event()
+
+    def look() -> None:
+        if over.wait(after_s):
+            return
+        with suppress(OSError):  # On Linux this is the thread's niceness. It gives way to the training.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), RETENTION_NICE)
+        from harness.attach.retention import Retention  # 1 s of CPU, which a short program does not pay
+
+        retention = Retention(raw)
+        while not over.wait(RETENTION_LOOK_S):
+            try:
+                retention.look()
+            except OSError:  # The folder is gone or the disk is full: the record stays as it is.
+                return
+
+    thread = threading.Thread(target=look, name="retention", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 _AS_IT_IS = "commands run without a shell"

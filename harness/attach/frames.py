@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import marshal
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,9 @@ _SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # line of the kernel; empty for 
 MOST_FRAME_BYTES = 1 << 28  # bytes of a few steps: a larger frame is invalid
 
 Piece = tuple[str, int, int, int]  # stage, start, end, CPU time
+Series = tuple[int, int]  # process id and start of the first file: the files of one process that continue each other
+DIGEST = "digest"  # file of what is kept of deleted segments (retention.py)
+NOTES, MINUTE = "notes", "minute"  # words of its frames: (series, segment, content)
 
 
 class Made(NamedTuple):
@@ -26,6 +29,14 @@ class Made(NamedTuple):
     worker: int
     pieces: tuple[Piece, ...]
     items: int = 0  # items in the batch; 0: unknown
+
+
+class Segment(NamedTuple):
+    """One file of a process: its number in the series, and the number of steps that began in it."""
+
+    number: int
+    path: Path
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -43,17 +54,35 @@ class ProcessFacts:
     warmup: int  # unmeasured steps at the start
     now_ns: int  # CLOCK_MONOTONIC at the start of its file
     realtime_minus_monotonic_ns: int
+    series_ns: int = 0  # CLOCK_MONOTONIC at the start of the first file of its series; 0 in earlier recordings
+    segment: int = 0  # number of the file in its series
+
+    @property
+    def series(self) -> Series:
+        return self.pid, self.series_ns or self.now_ns
 
 
 @dataclass(frozen=True)
 class AttachedProcess:
     """Facts, notes and batches of one recorded process; its step events are read by :func:`events`."""
 
-    path: Path
+    path: Path  # its first file
     process: ProcessFacts
     notes: tuple[tuple[str, Any], ...] = ()
-    made: tuple[Made, ...] = ()  # batches, if it is a loader worker
+    made: Mapping[int, Made] = field(default_factory=dict)  # batches by number, if it is a loader worker
     steps: int = 0  # steps that it began
+    segments: tuple[Segment, ...] = ()  # its files, in order; empty: the first is the only one
+
+    @property
+    def stretches(self) -> list[list[Segment]]:
+        """Files that continue each other; between two stretches, segments were deleted."""
+        stretches: list[list[Segment]] = []
+        for segment in self.segments or (Segment(0, self.path, self.steps),):
+            if stretches and segment.number == stretches[-1][-1].number + 1:
+                stretches[-1].append(segment)
+            else:
+                stretches.append([segment])
+        return stretches
 
     @property
     def loader(self) -> tuple[int, int]:
@@ -105,47 +134,101 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
             yield word, content
 
 
+def append(path: Path, word: str, content: Any) -> None:
+    """Append a frame, by one system call, to the file ``path``, which may not exist."""
+    frame = marshal.dumps((word, content))
+    with path.open("ab", buffering=0) as file:
+        file.write(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
+
+
 def read(folder: Path) -> list[AttachedProcess]:
     """Return all processes with records in ``folder``, by first frame; without those killed within it."""
-    processes = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        written = frames(path)
-        word, content = next(written, ("", None))
-        if word != PROCESS or content is None:  # killed before its first frame was complete
-            continue
-        notes: list[tuple[str, Any]] = []
-        made: list[Made] = []
-        steps = 0
-        facts = ProcessFacts(**content)
-        for word, content in written:
-            if word == NOTE:
-                notes.append(tuple(content))
-            elif word == BATCH:
-                worker, _number, pieces, items = content
-                made.append(Made(worker, tuple(tuple(piece) for piece in pieces), items))
-            elif word == EVENTS:
-                steps += sum(event[0] == STEP for event in content)
-        processes.append(AttachedProcess(path, facts, tuple(notes), tuple(made), steps))
+    files: dict[Series, list[_File]] = {}
+    for path in folder.glob(f"*{SUFFIX}"):
+        if (file := read_file(path)) is not None:
+            files.setdefault(file.process.series, []).append(file)
+    kept: dict[Series, list[tuple[int, Sequence[Any]]]] = {}
+    for series, segment, notes in digests(folder, NOTES):
+        kept.setdefault(series, []).append((segment, notes))
+    processes = [_process(whole, kept.get(series, [])) for series, whole in files.items()]
     return sorted(processes, key=lambda process: process.process.now_ns)
 
 
-def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the events of a process, one list per step, in the form of ``harness.probes.ledger.rows``.
+def _process(files: list[_File], kept: Sequence[tuple[int, Sequence[Any]]]) -> AttachedProcess:
+    """Join the ``files`` of one series. ``kept``: segments that were deleted, and their notes."""
+    files.sort(key=lambda file: file.process.segment)
+    present = {file.process.segment for file in files}
+    notes: list[tuple[int, Sequence[Any]]] = [(file.process.segment, file.notes) for file in files]
+    notes += [(segment, content) for segment, content in kept if segment not in present]
+    steps = max((file.last_step + 1 for file in files), default=0)
+    return AttachedProcess(
+        files[0].path,
+        files[0].process,
+        tuple((kind, content) for _, part in sorted(notes, key=lambda pair: pair[0]) for kind, content in part),
+        {number: made for file in files for number, made in file.made.items()},
+        steps,
+        tuple(Segment(file.process.segment, file.path, file.steps) for file in files),
+    )
+
+
+def digests(folder: Path, word: str) -> Iterator[tuple[Series, int, Any]]:
+    """Yield (series, segment, content) of each frame ``word`` in the digest of ``folder``; nothing without one."""
+    path = folder / DIGEST
+    if path.exists():
+        for kind, (series, segment, content) in frames(path):
+            if kind == word:
+                yield tuple(series), segment, content
+
+
+class _File(NamedTuple):
+    """Content of one file without its events: facts, notes, batches, number of steps begun, number of the last one."""
+
+    path: Path
+    process: ProcessFacts
+    notes: list[tuple[str, Any]]
+    made: dict[int, Made]
+    steps: int
+    last_step: int  # -1: none
+
+
+def read_file(path: Path) -> _File | None:
+    """Return the content of the file ``path``; None if its process was killed before its first frame was complete."""
+    written = frames(path)
+    word, content = next(written, ("", None))
+    if word != PROCESS or content is None:
+        return None
+    file = _File(path, ProcessFacts(**content), [], {}, 0, -1)
+    for word, content in written:
+        if word == NOTE:
+            file.notes.append(tuple(content))
+        elif word == BATCH:
+            worker, number, pieces, items = content
+            file.made[number] = Made(worker, tuple(tuple(piece) for piece in pieces), items)
+        elif word == EVENTS:
+            begun = [event[3] for event in content if event[0] == STEP]
+            if begun:
+                file = file._replace(steps=file.steps + len(begun), last_step=begun[-1])
+    return file
+
+
+def events(paths: Iterable[Path]) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the events of a process from consecutive files, one list per step, as in ``harness.probes.ledger.rows``.
 
     A list ends with the STEP event of the next step or with a PAUSE event; that of a killed program may end without.
-    The first list precedes all steps.
+    The first list precedes all steps, or ends the last step before the files.
     """
-    for word, content in frames(path):
-        if word == EVENTS:
-            portion: list[tuple[Any, ...]] = []
-            for event in content:
-                if event[0] not in (STEP, PAUSE):
-                    portion.append(tuple(event))
-                else:
-                    yield [*portion, _with_lines(event)]
-                    portion = []
-            if portion:
-                yield portion
+    for path in paths:
+        for word, content in frames(path):
+            if word == EVENTS:
+                portion: list[tuple[Any, ...]] = []
+                for event in content:
+                    if event[0] not in (STEP, PAUSE):
+                        portion.append(tuple(event))
+                    else:
+                        yield [*portion, _with_lines(event)]
+                        portion = []
+                if portion:
+                    yield portion
 
 
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.attach.agent.events import DEVICE_WORK, EXCLUDING, NOT_FINITE, OWN, PADDED, PAUSE, RECEIVED, STEP
-from harness.attach.frames import AttachedProcess, events
+from harness.attach.frames import AttachedProcess, Segment, events
 from harness.attach.totals import SAMPLE, Event, StepTotals, WorkerBatches, complete, data_ended
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import StepRecorder
@@ -22,7 +22,7 @@ LEAST_STEPS, MOST_BLOCKS = 10, 10  # minimum steps of a block, maximum blocks of
 PROFILED_PART = -1  # block number of the steps up to the end of a profiled window, or of a closing window
 
 
-class _StepSeen(NamedTuple):
+class StepSeen(NamedTuple):
     """One step of the program as read from its file."""
 
     begun: Event
@@ -67,12 +67,17 @@ def write_tables(
 
     Every step is measured in exactly one block, so that no rare slow step is lost; the last block includes a remainder.
     A block's warm-up are the previous block's last steps, during which its first batches were made. An error (a full
-    disk) leaves no partial files. ``made_by``: batches of the loader workers.
+    disk) leaves no partial files. A block ends where segments were deleted; the first steps after them are warm-up.
+    ``made_by``: batches of the loader workers.
     """
     with ExitStack() as unfinished:
         blocks = _Blocks(process, made_by, folder_of, plan, unfinished)
-        for step in _with_works(_steps(process.path), _works(process)):
-            blocks.add(step)
+        works = _works(process)
+        for number, stretch in enumerate(blocks.stretches):
+            blocks.begin_stretch(stretch)
+            for step in _with_works(steps_of(events(segment.path for segment in stretch)), works):
+                if step.ended is not None or number == len(blocks.stretches) - 1:  # else it ended in a deleted segment
+                    blocks.add(step)
         return blocks.finish()
 
 
@@ -90,18 +95,35 @@ class _Blocks:
         self._process, self._made_by, self._folder_of = process, made_by, folder_of
         self._plan, self._unfinished = plan, unfinished
         warmup = process.loader_warmup if plan.profiled else process.process.warmup
-        self._steps = process.steps if plan.closing is None else plan.closing
-        self._length = plan_blocks(self._steps - plan.profiled, warmup, process.loader_warmup)
+        least = process.loader_warmup + LEAST_STEPS
+        self.stretches = [
+            stretch for stretch in process.stretches if stretch[0].number == 0 or _steps_in(stretch) > least
+        ]
+        steps = sum(map(_steps_in, self.stretches))
+        if plan.closing is not None:
+            steps -= process.steps - plan.closing
+        self._length = plan_blocks(steps - plan.profiled, warmup, process.loader_warmup)
+        self._left = 0  # steps of the stretch that are not added yet
         self._blocks: list[StepTotals] = []
         self._recorder = StepRecorder()
         self._tables: RunTables | None = None
-        self._recent: deque[_StepSeen] = deque(maxlen=process.loader_warmup)
+        self._recent: deque[StepSeen] = deque(maxlen=process.loader_warmup)
 
-    def add(self, step: _StepSeen) -> None:
+    def begin_stretch(self, stretch: Sequence[Segment]) -> None:
+        """End the last block. The next one begins after deleted segments."""
+        self._left = _steps_in(stretch)
+        if stretch is self.stretches[-1] and self._plan.closing is not None:
+            self._left -= self._process.steps - self._plan.closing
+        if self._tables is not None:
+            self._end_block(self._recent[-1].ended)
+            self._recent.clear()
+
+    def add(self, step: StepSeen) -> None:
         """Add the program's next step, to a new block if the last one is complete."""
         closes = step.number == self._plan.closing
         if self._tables is None or closes or self._is_complete(self._blocks[-1]):
             self._begin_block(step, closes)
+        self._left -= 1
         tables, totals = self._tables, self._blocks[-1]
         assert tables is not None
         begun = totals.begin(step.begun, step.body, step.ended, step.excluding, self._plan.alternating)
@@ -130,14 +152,21 @@ class _Blocks:
             return False
         if self._plan.profiled and len(self._blocks) == 1:
             return totals.begun == self._plan.profiled
-        left = self._steps - sum(block.begun for block in self._blocks)
-        return totals.measured >= self._length and left >= self._length
+        return totals.measured >= self._length and self._left >= self._length
 
-    def _begin_block(self, step: _StepSeen, closes: bool) -> None:
+    def _end_block(self, end: Event | None) -> None:
+        """Write the last block's tables. ``end``: event that ends its last step."""
+        assert end is not None
+        assert self._tables is not None
+        self._recorder.add([(PAUSE, end[1], end[2])])
+        self._tables.write()
+        self._tables = None
+
+    def _begin_block(self, step: StepSeen, closes: bool) -> None:
         """Write the last block's tables, and begin a block with the steps before ``step`` as its warm-up."""
+        follows_gap = bool(self._blocks) and not self._recent
         if self._tables is not None:
-            self._recorder.add([(PAUSE, step.begun[1], step.begun[2])])
-            self._tables.write()
+            self._end_block(step.begun)
         first = PROFILED_PART if self._plan.profiled else 0
         folder = self._folder_of(PROFILED_PART if closes else first + len(self._blocks))
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,14 +174,15 @@ class _Blocks:
         self._recorder = StepRecorder()
         self._tables = RunTables(self._recorder, folder, facts.pid, facts.tid, facts.rank or 0)
         self._unfinished.callback(self._tables.discard)
-        self._blocks.append(StepTotals(warming_up=0 if self._blocks else self._plan.profiled))
+        unmeasured = self._process.loader_warmup if follows_gap else 0 if self._blocks else self._plan.profiled
+        self._blocks.append(StepTotals(warming_up=unmeasured))
         for late in self._recent[0].running if self._recent else step.running:
             self._recorder.device(late)
         for earlier in self._recent:
             kind, now, reading, number, _, _ = earlier.begun
             self._record(self._tables, earlier, (kind, now, reading, number, 0, True))
 
-    def _record(self, tables: RunTables, step: _StepSeen, begun: Event) -> None:
+    def _record(self, tables: RunTables, step: StepSeen, begun: Event) -> None:
         """Add ``step`` to the block's tables. ``begun``: start event with repetition, and measured or not."""
         recorder = self._recorder
         recorder.add([begun])
@@ -166,20 +196,23 @@ class _Blocks:
             recorder.add([step.ended])
 
 
-def _steps(path: Path) -> Iterator[_StepSeen]:
-    """Yield each step of a file, without its work on a device."""
-    begun: Event | None = None
-    for portion in events(path):
+def _steps_in(stretch: Sequence[Segment]) -> int:
+    return sum(segment.steps for segment in stretch)
+
+
+def steps_of(portions: Iterable[list[Event]], begun: Event | None = None) -> Iterator[StepSeen]:
+    """Yield each step of the ``portions`` of :func:`events`. ``begun``: start event of the step before them."""
+    for portion in portions:
         last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
         if begun is not None:
             body = [event for event in portion if event[0] not in EXCLUDING]
-            yield _StepSeen(begun, body, last, [event for event in portion if event[0] in EXCLUDING])
+            yield StepSeen(begun, body, last, [event for event in portion if event[0] in EXCLUDING])
         begun = last if last is not None and last[0] == STEP else None
     if begun is not None:
-        yield _StepSeen(begun, [], None, [])
+        yield StepSeen(begun, [], None, [])
 
 
-def _with_works(steps: Iterator[_StepSeen], works: Iterator[Kernel]) -> Iterator[_StepSeen]:
+def _with_works(steps: Iterator[StepSeen], works: Iterator[Kernel]) -> Iterator[StepSeen]:
     """Yield ``steps`` with the kernels launched in each, and those that may still run when it begins."""
     running: list[Kernel] = []
     work = next(works, None)
@@ -200,7 +233,7 @@ def _works(process: AttachedProcess) -> Iterator[Kernel]:
     (host_ns, device_ns), (last_host_ns, last_device_ns) = clocks
     # The two clocks drift apart by tens of parts per million.
     scale = (last_host_ns - host_ns) / max(1, last_device_ns - device_ns)
-    for portion in events(process.path):
+    for portion in events(segment.path for stretch in process.stretches for segment in stretch):
         for event in portion:
             if event[0] == DEVICE_WORK:
                 _, name, launch_start, launch_end, start, end = event
@@ -241,7 +274,5 @@ def _trace(trace: Sequence[Any], made_by: WorkerBatches) -> BatchTrace | None:
     role, pid, tid, number, pieces = trace
     if role == MAIN:
         return BatchTrace(pid, tid, MAIN, number, _stages(pieces))
-    made = made_by.get(pid, ())
-    if not 0 <= number < len(made):
-        return None
-    return BatchTrace(pid, tid, role, number, made[number].pieces, _stages(pieces))
+    made = made_by.get(pid, {}).get(number)
+    return None if made is None else BatchTrace(pid, tid, role, number, made.pieces, _stages(pieces))

@@ -11,6 +11,7 @@ from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.program_causes import program_causes
+from harness.attach.retention import minutes_of, thinned
 from harness.attach.run_record import RunOrigin, record_of
 from harness.attach.steps import PROFILED_PART, BlockPlan, write_tables
 from harness.attach.totals import StepTotals, WorkerBatches
@@ -19,6 +20,7 @@ from harness.machine.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunRecord, StudyRecord, new_study_id, now, session_of
+from harness.study.run_data import History, Minute, write_history
 from harness.study.store import StudyFolder
 
 SCENARIO = "exec"
@@ -54,11 +56,13 @@ def make_study(
         new_study_id(),
         ProfiledWindows(raw),
     )
+    minutes = {arm: minutes_of(raw, process) for arm, process in arms.items() if len(process.segments) > 1}
+    deleted = {arm: thinned(arms[arm], numbered) for arm, numbered in minutes.items()}
     records: list[RunRecord] = []
     missing: list[str] = []  # profiles
     interrupted: list[str] = []  # notes
     for arm, process in arms.items():
-        runs, steps = _runs(_Arm(folder, arm, process, made_by), windows, origin, ended)
+        runs, steps = _runs(_Arm(folder, arm, process, made_by, deleted.get(arm, ())), windows, origin, ended)
         if steps:
             interrupted.append(
                 f"{arm}: {count(steps, 'step')} not measured: a signal handler of the program raised an "
@@ -70,6 +74,9 @@ def make_study(
             folder.write_samples(record.arm, record.block, {})
             folder.write_whole_run(records[-1])
         missing += [f"{arm}: {line}" for line in windows.missing(process)]
+    if minutes:
+        history = {arm: tuple(numbered.values()) for arm, numbered in minutes.items()}
+        write_history(folder.path, History(history, {arm: len(gone) for arm, gone in deleted.items()}))
     study = _study(program, command, origin, records, arms)
     folder.write_study(replace(study, id=study_id, notes=[*study.notes, *interrupted, *missing]))
     return ExecResult(
@@ -112,6 +119,7 @@ class _Arm:
     name: str
     process: AttachedProcess
     made_by: WorkerBatches
+    deleted: Sequence[Minute]  # minutes whose steps are not in the record any more
 
     def folder_of(self, block: int) -> Path:
         return self.folder.run(*((profiled_arm(self.name), 0) if block == PROFILED_PART else (self.name, block)))
@@ -130,7 +138,7 @@ def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended |
         record_of(arm.name, max(block, 0), process, totals, origin, causes)
         for block, totals in enumerate(blocks, first)
     ]
-    whole_ms = _program_ms(blocks, 0 if profiled else -1 if closing is not None else None, ended)
+    whole_ms = _program_ms(blocks, 0 if profiled else -1 if closing is not None else None, ended, arm.deleted)
     records = [replace(record, facts=replace(record.facts, program_ms=whole_ms)) for record in records]
     if not profiled and closing is None:
         return records, interrupted
@@ -145,7 +153,9 @@ def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended |
     return [window, *measured], interrupted
 
 
-def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None) -> dict[str, float] | None:
+def _program_ms(
+    blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None, deleted: Sequence[Minute] = ()
+) -> dict[str, float] | None:
     """Return the ms of each part of the program; None if no step began. ``ended``: None without start-up and end."""
     begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:
@@ -154,8 +164,9 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
     first_ns += sum(totals.first.fetch_ns for totals in blocks)  # start-up ends with the first batch
     window = None if profiled is None else blocks[profiled]
     parts_ns = {
-        MEASURED_STEPS: sum(totals.wall_ns for totals in blocks),
-        EVALUATING_STEPS: sum(totals.excluded.evaluating_ns for totals in blocks),
+        MEASURED_STEPS: sum(totals.wall_ns for totals in blocks) + round(1e9 * sum(gone.wall_s for gone in deleted)),
+        EVALUATING_STEPS: sum(totals.excluded.evaluating_ns for totals in blocks)
+        + round(1e9 * sum(gone.evaluating_s for gone in deleted)),
         PROFILED_STEPS: 0 if window is None else window.last_ns - window.first_ns - window.first.fetch_ns,
     }
     parts_ns[OTHER_STEPS] = max(0, last_ns - first_ns - sum(parts_ns.values()))

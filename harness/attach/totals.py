@@ -37,7 +37,7 @@ SAMPLE = "sample"  # the sampler's stage, in which it chooses items
 REPETITION_STEPS = 20  # steps per repetition
 
 Event = tuple[Any, ...]  # see agent/events.py
-WorkerBatches = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process id
+WorkerBatches = Mapping[int, Mapping[int, Made]]  # batches of each loader worker by number, by process id
 
 
 class StepCount(NamedTuple):
@@ -186,9 +186,8 @@ class DataWork:
 
     def _add_rows(self, received: Event, made_by: WorkerBatches) -> None:
         _, (role, pid, _, number, pieces), _, items, _ = received
-        made = made_by.get(pid, ())
         if role != MAIN:
-            _, pieces, items = made[number] if 0 <= number < len(made) else (0, (), 0)
+            _, pieces, items = made_by.get(pid, {}).get(number, (0, (), 0))
         if pieces and items:
             self.rows += items
             self.making_cpu_ns += sum(cpu_ns for name, _, _, cpu_ns in pieces if name in ROW_STAGES)
@@ -335,6 +334,13 @@ def _restarting(body: Sequence[Event]) -> int:
             total_ns += wait_ns if ended or restarts else 0
             restarts = ended
     return total_ns
+
+
+def waited_ns(begun: Event, ended: Event) -> int:
+    """Return the time of a step for which the main thread was runnable without a core; 0 if it was not read."""
+    if not all(boundary[2] and boundary[2][0] for boundary in (begun, ended)):
+        return 0
+    return _schedstat(ended[2][0])[1] - _schedstat(begun[2][0])[1]
 
 
 def _schedstat(line: bytes) -> tuple[int, int]:

@@ -239,7 +239,7 @@ def run_commands(
 
 
 def _settings(arguments: argparse.Namespace, steps: int | None = None) -> AgentSettings:
-    from harness.attach.command import AgentSettings
+    from harness.attach.command import SEGMENT_S, AgentSettings
 
     kind = arguments.profile
     return AgentSettings(
@@ -250,6 +250,7 @@ def _settings(arguments: argparse.Namespace, steps: int | None = None) -> AgentS
         profile_steps=(arguments.profile_steps or PROFILE_STEPS) if kind in (TORCH, BOTH) else None,
         closing_steps=PROFILE_STEPS if kind in (None, AUTO) and steps is not None else None,
         profile_seconds=(arguments.profile_seconds or PROFILE_SECONDS) if kind in (PY_SPY, BOTH) else None,
+        segment_s=SEGMENT_S,
     )
 
 

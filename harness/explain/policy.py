@@ -248,6 +248,11 @@ TAPE_ROUNDS_MIN = 4
 TAPE_KEPT_MIN = 0.9
 """Share of the steps. A period that keeps fewer is too long. tests/harness/explain/test_policy.py"""
 
+# Long trainings
+
+SPANS_MAX = 12
+"""Rows of the table over time. More do not fit on a screen. tests/harness/explain/test_history.py"""
+
 # Replay: predictions
 
 REPLAY_ERROR_MAX = 0.05

@@ -1,5 +1,7 @@
 """Finds steps that are unlike the mean: rare long steps, two kinds of steps, outliers, and costs that ended.
 
+Of a long training, whose tables have a part of the steps only, also spans of minutes and the steps that took longest.
+
 Long      compared with the typical step of the whole arm, as a block may consist mostly of long steps
 two kinds logarithms of all steps, split in two with the least scatter within (Otsu 1979), if each has a fair share of
           the steps and hardly any lies in the middle half of their distance (of a single kind, a quarter does).
@@ -10,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +33,13 @@ from harness.explain.policy import (
     LONG_STEPS_SHARE_MAX,
     NEAR_MEAN_SHARE,
     OUTLIER_QUARTILES,
+    SPANS_MAX,
     STEP_OUTLIERS_MAX,
     STEP_POINTS_MAX,
 )
 from harness.explain.spans import column
 from harness.study.contract import PHASES
-from harness.study.run_data import RunData
+from harness.study.run_data import LongStep, Minute, RunData
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int8]
@@ -341,3 +345,80 @@ def costly_until(values: Array) -> tuple[int, int] | None:
 def _excess(values: Array) -> Array:
     excess: Array = np.maximum(0.0, values - np.percentile(values, BASE_PERCENTILE))
     return excess
+
+
+class Span(NamedTuple):
+    """Consecutive minutes of a training."""
+
+    start_utc_s: float  # seconds since 1970-01-01 UTC
+    end_utc_s: float
+    steps: int
+    mean_ms: float
+    p50_ms: float  # median of the minutes' medians
+    p99_ms: float  # median of the minutes' 99th percentiles
+    max_ms: float
+    parts_ms: dict[str, float]  # mean of a step by phase
+    waiting_ms: float  # mean of a step: runnable without a core
+    tokens_per_s: float | None
+    memory_bytes: int | None  # at the end
+
+
+class Excess(NamedTuple):
+    """A long step, and the part of it that took most of the time beyond a mean step of its minute."""
+
+    step: LongStep
+    usual_ms: float  # median step of its minute
+    part: str  # phase, or one of COLLECTING, WAITING, OTHER
+    part_ms: float  # beyond the minute's mean of this part
+
+
+COLLECTING, WAITING, OTHER = "garbage collection", "waiting for a core", "other"
+
+
+def spans(minutes: Sequence[Minute]) -> list[Span]:
+    """Return the spans of ``minutes``, at most SPANS_MAX."""
+    count = min(len(minutes), SPANS_MAX)
+    edges = [round(len(minutes) * number / count) for number in range(count + 1)] if count else [0]
+    return [_span(minutes[begin:end]) for begin, end in pairwise(edges)]
+
+
+def _span(minutes: Sequence[Minute]) -> Span:
+    steps = sum(minute.steps for minute in minutes)
+    names = dict.fromkeys(name for minute in minutes for name in minute.parts_ms)
+    last = minutes[-1]
+    wall_s = sum(minute.wall_s for minute in minutes)
+    tokens = sum(minute.tokens for minute in minutes)
+    return Span(
+        minutes[0].start_utc_s,
+        last.start_utc_s + last.span_s,
+        steps,
+        wall_s * 1e3 / steps,
+        float(np.median([minute.p50_ms for minute in minutes])),
+        float(np.median([minute.p99_ms for minute in minutes])),
+        max(minute.max_ms for minute in minutes),
+        {name: sum(minute.parts_ms.get(name, 0.0) * minute.steps for minute in minutes) / steps for name in names},
+        sum(minute.waiting_ms * minute.steps for minute in minutes) / steps,
+        tokens / wall_s if tokens else None,
+        last.memory_bytes,
+    )
+
+
+def longest_steps(minutes: Sequence[Minute], count: int) -> list[Excess]:
+    """Return the ``count`` steps that took longest beyond the median step of their minute."""
+    excesses = [_longer_part(minute, step) for minute in minutes for step in minute.long_steps]
+    return sorted(excesses, key=lambda excess: excess.step.ms - excess.usual_ms, reverse=True)[:count]
+
+
+def _longer_part(minute: Minute, step: LongStep) -> Excess:
+    beyond = {name: ms - minute.parts_ms.get(name, 0.0) for name, ms in step.parts_ms.items()}
+    usual_other_ms = minute.mean_ms - sum(minute.parts_ms.values())
+    beyond[OTHER] = step.ms - sum(step.parts_ms.values()) - usual_other_ms
+    part = max(beyond, key=lambda name: beyond[name])
+    # Both of these lie within phases, or between them.
+    for name, ms in (
+        (COLLECTING, step.collecting_ms - minute.collecting_ms),
+        (WAITING, step.waiting_ms - minute.waiting_ms),
+    ):
+        if ms > beyond[part] / 2:
+            return Excess(step, minute.p50_ms, name, ms)
+    return Excess(step, minute.p50_ms, part, beyond[part])

@@ -1,17 +1,29 @@
-"""Writes the sections "The machine" and "Steps over time": the load of host and devices, and the slowest steps."""
+"""Writes the sections "The machine", "Steps over time" and "The whole run" (of a long training)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from harness.explain.policy import OUTLIER_QUARTILES
-from harness.explain.unusual_steps import StepTimes
+from harness.explain.unusual_steps import Excess, Span, StepTimes, longest_steps, spans
 from harness.judge.probes.machine_load import DeviceHealth, HostLoad, RoleLoad
 from harness.show.names import ArmNames
 from harness.show.policy import OUTLIERS_LISTED
-from harness.show.tables import NOT_MEASURED, bulleted, cell, column_table, number_cell, percent_cell, safe, table
+from harness.show.tables import (
+    NOT_MEASURED,
+    bulleted,
+    cell,
+    column_table,
+    joined,
+    number_cell,
+    percent_cell,
+    safe,
+    table,
+)
 from harness.show.text.findings import device_finding, host_finding
 from harness.show.words import number, percent, ratio
+from harness.study.run_data import History
 
 LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
 
@@ -177,3 +189,62 @@ def at_once(found: Sequence[StepTimes]) -> bool:
     """Return True if the first runs of all arms (at least two) share a period of time; the picture connects them."""
     firsts = {times.arm: times for times in reversed(found)}.values()
     return len(firsts) > 1 and max(times.start_s[0] for times in firsts) < min(times.start_s[-1] for times in firsts)
+
+
+HISTORY_TITLE = "The whole run"
+
+
+def history_section(history: History | None, names: ArmNames) -> str:
+    """Return Markdown with two tables per arm; "" without a history."""
+    if history is None:
+        return ""
+    parts = []
+    for arm, minutes in history.minutes.items():
+        if not minutes:
+            continue
+        if len(history.minutes) > 1:
+            parts.append(f"### {safe(names.short(arm))}")
+        if thinned := history.thinned.get(arm, 0):
+            parts.append(
+                f"Of {len(minutes)} minutes, {len(minutes) - thinned} were kept step by step: the first, the last, and "
+                "evenly spread ones. All other figures of this report come from these. This table includes every step."
+            )
+        parts.append(column_table(spans(minutes), _SPAN_COLUMNS))
+        if excesses := longest_steps(minutes, OUTLIERS_LISTED):
+            left_out = sum(minute.long_steps_left_out for minute in minutes)
+            parts.append("Longest steps, and where most of the additional time went:")
+            parts.append(column_table(excesses, _EXCESS_COLUMNS))
+            if left_out:
+                parts.append(f"{left_out} further long steps were not kept: too many in one minute.")
+    return joined(*parts)
+
+
+def _time(utc_s: float) -> str:
+    return datetime.fromtimestamp(utc_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _part(span: Span) -> str:
+    name = max(span.parts_ms, key=lambda part: span.parts_ms[part], default=None)
+    return "" if name is None else f"{name} {number(span.parts_ms[name])}"
+
+
+_SPAN_COLUMNS: Mapping[str, Callable[[Span], str]] = {
+    "from (UTC)": lambda span: _time(span.start_utc_s),
+    "steps": lambda span: f"{span.steps:,}",
+    "mean step, ms": lambda span: number(span.mean_ms),
+    "median": lambda span: number(span.p50_ms),
+    "p99": lambda span: number(span.p99_ms),
+    "longest": lambda span: number(span.max_ms),
+    "largest part, ms": _part,
+    "without a core, ms": lambda span: number(span.waiting_ms),
+    "tokens/s": lambda span: number_cell(span.tokens_per_s),
+    "memory, MB": lambda span: cell(span.memory_bytes, lambda value: f"{value / 1e6:,.0f}"),
+}
+_EXCESS_COLUMNS: Mapping[str, Callable[[Excess], str]] = {
+    "at (UTC)": lambda excess: _time(excess.step.start_utc_s),
+    "step": lambda excess: f"{excess.step.step:,}",
+    "ms": lambda excess: number(excess.step.ms),
+    "median step": lambda excess: number(excess.usual_ms),
+    "most in": lambda excess: excess.part,
+    "of it, ms": lambda excess: number(excess.part_ms),
+}

@@ -97,6 +97,7 @@ def page(
         Section("The critical path", why.critical_paths(plain, names)),
         Section("Where data work ran", why.places(plain, names)),
         Section("Controls", numbers.controls(controls, names)),
+        Section(machine.HISTORY_TITLE, machine.history_section(files.history, names)),
         Section(machine.STEPS_TITLE, machine.steps_section(report.step_times, names)),
         Section("The emulated device", why.emulation(report)),
         Section("The machine", machine.section(found.loads, found.devices)),

@@ -1,4 +1,7 @@
-"""Read one run back: its record, its tables (each on first use), and the reports of its probes (times in ns)."""
+"""Read one run back: its record, its tables (each on first use), and the reports of its probes (times in ns).
+
+A long training also has a history: distributions of step times by minute, of steps that are in no table as well.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import ctypes
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from harness.study.records import RunRecord, first_fault
+from harness.study.contract import SCHEMA
+from harness.study.records import RunRecord, first_fault, read_record
 from harness.study.tables import StoredTable
 from trainer.errors import InputError
-from trainer.files import read_json
+from trainer.files import read_json, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -213,3 +217,61 @@ def _filtered(value: StoredTable | pa.Table | None, chosen: Any) -> pa.Table | N
     if isinstance(value, StoredTable):
         return value.filtered(chosen)
     return None if value is None else value.filter(chosen)
+
+
+HISTORY = "history.json"  # file in a study's folder, written for programs of more than one segment
+
+
+@dataclass(frozen=True)
+class LongStep:
+    """A step that took several times as long as the median step of its minute."""
+
+    step: int  # number in the program
+    start_utc_s: float  # seconds since 1970-01-01 UTC
+    ms: float
+    parts_ms: dict[str, float] = field(default_factory=dict)  # by phase
+    collecting_ms: float = 0.0  # garbage collections
+    waiting_ms: float = 0.0  # runnable without a core
+    counted: dict[str, int] = field(default_factory=dict)  # events, such as compilations, by kind
+
+
+@dataclass(frozen=True)
+class Minute:
+    """The measured steps of one segment of a program's record: a minute, or longer if few steps ran."""
+
+    first_step: int  # number in the program
+    start_utc_s: float  # seconds since 1970-01-01 UTC
+    span_s: float  # until the end of its last step
+    steps: int  # measured steps
+    wall_s: float  # total time of the measured steps
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    max_ms: float
+    parts_ms: dict[str, float]  # mean of a step by phase, without phases inside it
+    waiting_ms: float  # mean of a step: runnable without a core
+    collecting_ms: float  # mean of a step: garbage collections
+    evaluating_s: float  # total time of the steps with an evaluation, which are not measured
+    tokens: int  # 0: unknown
+    samples: int
+    memory_bytes: int | None  # of the process and its children, at the last reading
+    long_steps: tuple[LongStep, ...] = ()
+    long_steps_left_out: int = 0  # shorter ones than these
+
+
+@dataclass(frozen=True)
+class History:
+    """Content of history.json: the minutes of each arm, in order, and how many of them are in the tables in full."""
+
+    minutes: dict[str, tuple[Minute, ...]]
+    thinned: dict[str, int] = field(default_factory=dict)  # minutes of each arm whose steps are not in the tables
+
+
+def write_history(folder: Path, history: History) -> None:
+    write_text(folder / HISTORY, json.dumps({"schema": SCHEMA, **asdict(history)}, allow_nan=False) + "\n")
+
+
+def read_history(folder: Path) -> History | None:
+    """Return the history of the study in ``folder``; None if it has none. Raises InputError for a damaged file."""
+    return read_record(folder / HISTORY, History, SCHEMA)

@@ -1,7 +1,8 @@
 """Write the facts and events of this process as frames into its own file.
 
 A SIGKILL loses the open step, and earlier steps in the same frame (``boundaries.FRAME_NS``). ``events.py`` defines
-the frames and what they contain.
+the frames and what they contain. A file that is as old as the setting ``segment_s``, and not very small, is continued
+in a new one: a segment of the same series.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from _harness_agent import forks
 from _harness_agent.events import ATTACHED, EVENTS, LENGTH_BYTES, NOTE, PROCESS, SETTINGS_FILE, SUFFIX
 
 MARSHAL_FORMAT = 4  # readable by every Python 3; writes a repeated word as a reference
+SEGMENT_BYTES = 128 << 10, 4 << 20  # least and most bytes of a segment: a step takes some hundred bytes
 
 _folder = ""  # empty: nothing is recorded
 _registered = False
 _file: FrameFile | None = None
+_series_ns = _segment = 0  # start of the series' first file, and number of the open file in it
+_continuing = threading.Lock()
 training_thread: int | None = None  # kernel thread id of the training thread; None: the main thread
 _owner = 0  # process that owns the file; a forked process starts its own file
 settings: dict[str, int | str | None] = {}
@@ -70,8 +74,9 @@ def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
 
 def _forked() -> None:
     """Reset the whole agent in a forked child. The file and its records belong to the parent."""
-    global _file, _owner, training_thread
+    global _file, _owner, training_thread, _continuing
     _file, _owner, training_thread = None, 0, None
+    _continuing = threading.Lock()
     from _harness_agent import (
         boundaries,
         causes,
@@ -113,15 +118,18 @@ def write(word: str, content: Any) -> None:
     if file is None:
         return
     file.add((word, content))
+    if file.until_ns and file.size > SEGMENT_BYTES[time.monotonic_ns() < file.until_ns]:
+        _continue(file)
 
 
 class FrameFile:
     """File of frames, each appended by one system call, so that written ones outlive the process."""
 
-    __slots__ = ("_descriptor", "_identity", "_path")
+    __slots__ = ("_descriptor", "_identity", "_path", "size", "until_ns")
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.size = self.until_ns = 0  # bytes written; time at which a new file continues this one (0: never)
         self._begin()
 
     def _begin(self) -> None:
@@ -134,6 +142,7 @@ class FrameFile:
             self._begin()
         frame = dumps(content, MARSHAL_FORMAT)
         frame = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+        self.size += len(frame)
         if os.write(self._descriptor, frame) < len(frame):
             raise OSError(errno.ENOSPC, "half a frame was written")
 
@@ -152,19 +161,41 @@ class FrameFile:
 
 def _open() -> FrameFile | None:
     """Create this process's file, with its facts, before other threads see it; None if nothing is recorded."""
-    global _file, _owner
+    global _file, _owner, _series_ns, _segment
     if not _folder:
         return None
-    path = os.path.join(_folder, f"{os.getpid()}-{threading.get_native_id()}-{time.monotonic_ns()}{SUFFIX}")
-    file = FrameFile(path)
-    file.add((PROCESS, _process()))
+    now_ns = time.monotonic_ns()
+    path, file = _new_file(now_ns, now_ns, 0)
     _owner = os.getpid()
     if _file is None:
-        _file = file
+        _file, _series_ns, _segment = file, now_ns, 0
     else:  # Another thread was faster.
         file.close()
         os.unlink(path)
     return _file
+
+
+def _new_file(now_ns: int, series_ns: int, segment: int) -> tuple[str, FrameFile]:
+    path = os.path.join(_folder, f"{os.getpid()}-{threading.get_native_id()}-{now_ns}{SUFFIX}")
+    file = FrameFile(path)
+    file.add((PROCESS, {**_process(), "now_ns": now_ns, "series_ns": series_ns, "segment": segment}))
+    seconds = number("segment_s")
+    file.until_ns = now_ns + seconds * 1_000_000_000 if seconds else 0
+    return path, file
+
+
+def _continue(file: FrameFile) -> None:
+    """Continue ``file`` in a new one, unless another thread does so."""
+    global _file, _segment
+    if not _continuing.acquire(blocking=False):
+        return
+    try:
+        if _file is file and _owner == os.getpid():
+            _segment += 1
+            _, _file = _new_file(time.monotonic_ns(), _series_ns, _segment)
+            file.close()
+    finally:
+        _continuing.release()
 
 
 def begin_anew() -> None:
@@ -234,7 +265,6 @@ def _process() -> dict[str, Any]:
         "threads": _threads(torch),
         "cores": len(os.sched_getaffinity(0)),
         "warmup": number("warmup") or 0,
-        "now_ns": time.monotonic_ns(),
         "realtime_minus_monotonic_ns": time.time_ns() - time.monotonic_ns(),
     }
 

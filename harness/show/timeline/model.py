@@ -19,7 +19,7 @@ from harness.judge.cost import BUDGET_SCHEMA, COST, PredictedCost
 from harness.judge.probes.results import ProfiledRun
 from harness.study.contract import PROFILED
 from harness.study.records import StudyRecord, read_record
-from harness.study.run_data import ProbesRecord, RunData
+from harness.study.run_data import History, ProbesRecord, RunData, read_history
 from harness.study.store import StudyFolder
 from trainer.errors import InputError, visible
 from trainer.json_types import JsonObject
@@ -438,6 +438,7 @@ class RecordedFiles:
     sources: Mapping[tuple[str, int], Sources] = field(default_factory=dict)  # for the timeline, by arm and block
     problems: Sequence[str] = ()  # files that could not be read, a line each
     cost: PredictedCost | None = None  # prediction and expense, if there was a budget
+    history: History | None = None  # of a long program
 
 
 NO_FILES = RecordedFiles()
@@ -467,4 +468,9 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
         cost = read_record(study.path / COST, PredictedCost, BUDGET_SCHEMA)
     except InputError as error:
         problems.append(str(error))
-    return RecordedFiles(profiled, names, by_run, problems, cost)
+    history = None
+    try:
+        history = read_history(study.path)
+    except InputError as error:
+        problems.append(str(error))
+    return RecordedFiles(profiled, names, by_run, problems, cost, history)

@@ -1,0 +1,281 @@
+"""Bound the disk that a long program's record takes: keep some segments whole, and a distribution of each.
+
+The launcher looks at the record folder while the program runs. Of each series (the files of one process), it keeps the
+first and the last closed segments, and evenly spread ones between them, as long as they fit into RETAINED_BYTES. It
+appends a :class:`Minute` of every closed segment to the file DIGEST, and the notes of every deleted one. Files of
+loader workers go when no kept segment uses their batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.attach.agent.events import (
+    BATCH,
+    COLLECTED,
+    COUNTED,
+    EVALUATION,
+    EVENTS,
+    MEMORY_READ,
+    PROCESS,
+    RECEIVED,
+    SUFFIX,
+)
+from harness.attach.frames import (
+    DIGEST,
+    MINUTE,
+    NOTES,
+    AttachedProcess,
+    ProcessFacts,
+    Series,
+    append,
+    digests,
+    events,
+    frames,
+    read_file,
+)
+from harness.attach.steps import StepSeen, steps_of
+from harness.attach.totals import Event, own_ns, waited_ns
+from harness.study.records import made_of
+from harness.study.run_data import LongStep, Minute
+
+FIRST, LAST = 5, 2  # closed segments that are always kept whole
+RETAINED_BYTES = 8 << 20  # of further closed segments that are kept whole, unless a single one is larger
+WORKER_MARGIN_NS = 120 * 1_000_000_000  # by which loader workers make batches before their step
+DIVIDED_STEPS = 1000  # of a segment, whose parts are added up: more change the means by next to nothing
+LONG_RATIO = 4.0  # a step longer than so many medians of its minute is kept as a LongStep
+MOST_LONG_STEPS = 20  # of one minute
+
+
+class _Closed(NamedTuple):
+    path: Path
+    bytes: int
+    begun_ns: int  # CLOCK_MONOTONIC
+    ended_ns: int
+
+
+class _Trainer:
+    """Series of a process that trains: its closed segments, and the start of the step that the last one left open."""
+
+    def __init__(self) -> None:
+        self.closed: list[_Closed] = []
+        self.whole: set[int] = set()  # numbers of the closed segments that are not deleted
+        self.open_step: Event | None = None
+
+
+class Retention:
+    """State of the record in the folder ``raw``; each :meth:`look` handles the segments closed since the last one."""
+
+    def __init__(self, raw: Path) -> None:
+        self._raw = raw
+        self._facts: dict[Path, ProcessFacts] = {}
+        self._trainers: dict[Series, _Trainer] = {}
+        self._seen: set[Path] = set()  # closed segments of trainers
+
+    def look(self) -> None:
+        files = self._files()
+        workers: list[Path] = []
+        for series, paths in files.items():
+            for path in paths[:-1]:  # The last one may still be written.
+                if path in self._seen or path in workers:
+                    continue
+                if self._is_worker(path):
+                    workers.append(path)
+                else:
+                    self._close(series, path)
+            if self._is_worker(paths[-1]) and not _is_alive(series[0]):
+                workers.append(paths[-1])
+            if series in self._trainers:
+                self._thin(series)
+        self._remove_unused(workers)
+
+    def _files(self) -> dict[Series, list[Path]]:
+        """Return the files of each series, in order."""
+        files: dict[Series, list[Path]] = {}
+        for path in self._raw.glob(f"*{SUFFIX}"):
+            if path not in self._facts:
+                word, content = next(frames(path), ("", None))
+                if word != PROCESS or content is None:
+                    continue
+                self._facts[path] = ProcessFacts(**content)
+            files.setdefault(self._facts[path].series, []).append(path)
+        for paths in files.values():
+            paths.sort(key=lambda path: self._facts[path].segment)
+        return files
+
+    def _is_worker(self, path: Path) -> bool:
+        return next((word == BATCH for word, _ in frames(path) if word in (BATCH, EVENTS)), False)
+
+    def _close(self, series: Series, path: Path) -> None:
+        trainer = self._trainers.setdefault(series, _Trainer())
+        facts = self._facts[path]
+        minute, trainer.open_step, ended_ns = summarize(path, facts, trainer.open_step)
+        if minute is not None:
+            append(self._raw / DIGEST, MINUTE, (series, facts.segment, asdict(minute)))
+        trainer.whole.add(len(trainer.closed))
+        trainer.closed.append(_Closed(path, path.stat().st_size, facts.now_ns, ended_ns))
+        self._seen.add(path)
+
+    def _thin(self, series: Series) -> None:
+        trainer = self._trainers[series]
+        for number in trainer.whole - kept([segment.bytes for segment in trainer.closed]):
+            self._delete(trainer.closed[number].path)
+            trainer.whole.discard(number)
+
+    def _delete(self, path: Path) -> None:
+        file = read_file(path)
+        if file is not None and file.notes:
+            append(self._raw / DIGEST, NOTES, (file.process.series, file.process.segment, file.notes))
+        path.unlink(missing_ok=True)
+        self._facts.pop(path, None)
+
+    def _remove_unused(self, workers: Sequence[Path]) -> None:
+        """Delete the closed files of loader workers whose batches only deleted segments used."""
+        whole: list[_Closed] = []
+        latest_ns = 0  # end of the last deleted segment
+        for trainer in self._trainers.values():
+            for number, segment in enumerate(trainer.closed):
+                if number in trainer.whole:
+                    whole.append(segment)
+                else:
+                    latest_ns = max(latest_ns, segment.ended_ns)
+        for path in workers:
+            begun_ns = self._facts[path].now_ns
+            ended_ns = time.monotonic_ns() - round((time.time() - path.stat().st_mtime) * 1e9)
+            used = any(
+                segment.begun_ns - WORKER_MARGIN_NS < ended_ns and begun_ns < segment.ended_ns for segment in whole
+            )
+            if not used and ended_ns + WORKER_MARGIN_NS < latest_ns:
+                self._delete(path)
+
+
+def kept(sizes: Sequence[int]) -> set[int]:
+    """Return the numbers of the closed segments to keep, of ``sizes`` bytes each, in order.
+
+    Those between the first and the last are kept at the smallest stride (a power of two) at which they fit into
+    RETAINED_BYTES. What a larger stride keeps, each smaller one keeps as well: a deleted segment is never missed later.
+    """
+    count = len(sizes)
+    always = {number for number in range(count) if number < FIRST or number >= count - LAST}
+    stride = 1
+    while stride < count and sum(sizes[FIRST : count - LAST : stride]) > RETAINED_BYTES:
+        stride *= 2
+    return always | set(range(FIRST, max(FIRST, count - LAST), stride))
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def summarize(path: Path, facts: ProcessFacts, open_step: Event | None) -> tuple[Minute | None, Event | None, int]:
+    """Return the minute of the segment ``path``, its last step's start event, and the end of its last whole step.
+
+    ``open_step``: start event of the step that the segment before it left open. The minute is None without a measured
+    step; the start event is None if no step is open at the end.
+    """
+    steps: list[StepSeen] = []  # measured
+    evaluating_ns = 0
+    last: Event | None = None
+    ended_ns = facts.now_ns
+    for step in steps_of(events([path]), open_step):
+        if step.ended is None:
+            last = step.begun
+        elif not step.excluding and not step.begun[5]:
+            steps.append(step)
+            ended_ns = step.ended[1]
+        elif any(event[0] == EVALUATION for event in step.excluding):
+            evaluating_ns += step.ended[1] - step.begun[1]
+    return (_minute(facts, steps, evaluating_ns, ended_ns) if steps else None), last, ended_ns
+
+
+def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, ended_ns: int) -> Minute:
+    wall_ns = np.array([step.end_ns - step.begun[1] for step in steps])
+    count = len(steps)
+    median_ns, p90_ns, p99_ns = map(float, np.quantile(wall_ns, (0.5, 0.9, 0.99)))
+    long = [int(number) for number in np.argsort(wall_ns)[::-1] if wall_ns[number] > LONG_RATIO * median_ns]
+    tokens = samples = collecting_ns = waiting_ns = 0
+    memory: int | None = None
+    for step in steps:
+        waiting_ns += _waiting_ns(step)
+        for event in step.body:
+            if event[0] == RECEIVED:
+                tokens += event[2]
+                samples += event[4]
+            elif event[0] == COLLECTED:
+                collecting_ns += event[2]
+            elif event[0] == MEMORY_READ:
+                memory = event[1] + event[2]
+    parts_ns: Counter[str] = Counter()
+    divided = steps[:: -(-count // DIVIDED_STEPS)]
+    for step in divided:
+        parts_ns.update(own_ns(step.body))
+    begun_ns = steps[0].begun[1]
+    return Minute(
+        first_step=steps[0].number,
+        start_utc_s=_utc_s(facts, begun_ns),
+        span_s=(ended_ns - begun_ns) / 1e9,
+        steps=count,
+        wall_s=float(wall_ns.sum()) / 1e9,
+        mean_ms=float(wall_ns.mean()) / 1e6,
+        p50_ms=median_ns / 1e6,
+        p90_ms=p90_ns / 1e6,
+        p99_ms=p99_ns / 1e6,
+        max_ms=float(wall_ns.max()) / 1e6,
+        parts_ms={name: ns / 1e6 / len(divided) for name, ns in parts_ns.items()},
+        waiting_ms=waiting_ns / 1e6 / count,
+        collecting_ms=collecting_ns / 1e6 / count,
+        evaluating_s=evaluating_ns / 1e9,
+        tokens=tokens,
+        samples=samples,
+        memory_bytes=memory,
+        long_steps=tuple(_long_step(facts, steps[number]) for number in long[:MOST_LONG_STEPS]),
+        long_steps_left_out=len(long[MOST_LONG_STEPS:]),
+    )
+
+
+def _waiting_ns(step: StepSeen) -> int:
+    return 0 if step.ended is None else waited_ns(step.begun, step.ended)
+
+
+def _long_step(facts: ProcessFacts, step: StepSeen) -> LongStep:
+    return LongStep(
+        step.number,
+        _utc_s(facts, step.begun[1]),
+        (step.end_ns - step.begun[1]) / 1e6,
+        {name: ns / 1e6 for name, ns in own_ns(step.body).items()},
+        sum(event[2] for event in step.body if event[0] == COLLECTED) / 1e6,
+        _waiting_ns(step) / 1e6,
+        {event[1]: event[2] for event in step.body if event[0] == COUNTED},
+    )
+
+
+def _utc_s(facts: ProcessFacts, now_ns: int) -> float:
+    return (now_ns + facts.realtime_minus_monotonic_ns) / 1e9
+
+
+def minutes_of(raw: Path, process: AttachedProcess) -> dict[int, Minute]:
+    """Return the minutes of ``process`` by segment: from the digest in ``raw``, or from its files."""
+    series = process.process.series
+    minutes = {segment: made_of(Minute, content) for whose, segment, content in digests(raw, MINUTE) if whose == series}
+    open_step: Event | None = None
+    for segment in process.segments:
+        if segment.number not in minutes:
+            minute, open_step, _ = summarize(segment.path, process.process, open_step)
+            if minute is not None:
+                minutes[segment.number] = minute
+        else:
+            open_step = None
+    return dict(sorted(minutes.items()))
+
+
+def thinned(process: AttachedProcess, minutes: Mapping[int, Minute]) -> list[Minute]:
+    """Return the minutes of ``process`` whose segments were deleted."""
+    present = {segment.number for segment in process.segments}
+    return [minute for number, minute in minutes.items() if number not in present]
