@@ -219,7 +219,7 @@ class Saver:
 
 
 def in_host_memory(state: Any, copies: bool) -> Any:
-    """Return ``state`` with tensors in the host's memory; ``copies``: always as copies, tied weights as one."""
+    """Return ``state`` with tensors in the host's memory. ``copies``: True to copy all, tied weights once."""
     import torch
 
     by_place: dict[tuple[object, ...], torch.Tensor] = {}

@@ -51,9 +51,9 @@ class Evaluator:
     ) -> None:
         """Prepare the passes. ``batches``: held-out batches of each pass.
 
-        ``every_steps``: steps between passes over them. ``prints``: print a log line for each pass, which one rank does
-        for all. ``choices``: questions, which have an interval of their own. ``interval``: epochs between passes over
-        documents, in place of steps. ``agreed``: makes this rank's decision the same in all ranks.
+        ``every_steps``: steps between passes over them. ``prints``: True to print a log line for each pass, as one rank
+        does for all. ``choices``: questions, which have an interval of their own. ``interval``: epochs between passes
+        over documents, in place of steps. ``agreed``: makes this rank's decision the same in all ranks.
         """
         self._interval, self._agreed = interval, agreed
         self._prints = prints

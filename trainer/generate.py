@@ -67,8 +67,8 @@ def generate(
     """Generate up to ``most`` tokens after ``prompt``, which has at least one id, and return them.
 
     ``vocab_size``: size of the tokenizer; larger ids are never chosen. Stops at ``eos_id``, and before a token that
-    needs more positions than the model has. ``cache``: keep keys and values, which is faster. Raises InputError if the
-    prompt does not fit, or a logit is NaN.
+    needs more positions than the model has. ``cache``: True to keep keys and values, which is faster. Raises InputError
+    if the prompt does not fit, or a logit is NaN.
     """
     import torch
 

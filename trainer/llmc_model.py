@@ -47,7 +47,7 @@ _FIELDS = ("positions", "vocab_size", "layers", "heads", "width", "padded_vocab_
 class LlmcTensor(NamedTuple):
     """One tensor of a file: its name in GPT2LMHeadModel, and its shape as letters.
 
-    V: padded vocabulary, T: positions, C: width; a digit multiplies. ``turned``: transposed in transformers.
+    V: padded vocabulary, T: positions, C: width; a digit multiplies. ``turned``: True if transposed in transformers.
     """
 
     name: str
@@ -82,7 +82,7 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class LlmcHeader:
-    """Content of the header of a model file."""
+    """Content of the header of an llm.c file."""
 
     dtype: LlmcDtype
     positions: int
@@ -181,7 +181,7 @@ def read_header(path: Path) -> LlmcHeader:
 
 
 def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Return the header of a model file, and its weights by transformers' names, in the file's dtype.
+    """Return the header of an llm.c file, and its weights by transformers' names, in the file's dtype.
 
     Weights have no rows that belong to no token. Raises InputError as :func:`read_header` does.
     """
@@ -211,7 +211,7 @@ def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor
 
 
 def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
-    """Write a GPT-2 of transformers as a model file of llm.c and return its header.
+    """Write a GPT-2 of transformers as an llm.c file and return its header.
 
     ``vocab_size``: drop the rows beyond it, which belong to no token. Raises InputError if llm.c has no such model.
     bfloat16 is rounded to the nearest, ties to even.
@@ -259,7 +259,7 @@ _COMPUTED: dict[str, tuple[Json, ...]] = {
 
 
 def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
-    """Return the header of a model file for ``model``. Raises InputError if llm.c has no such model."""
+    """Return the header of an llm.c file for ``model``. Raises InputError if llm.c has no such model."""
     config: Any = getattr(model, "config", None)
     if type(model).__name__ != "GPT2LMHeadModel":
         raise InputError(f"llm.c's model files support only GPT-2, and this is a {type(model).__name__}")
@@ -283,7 +283,7 @@ def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None =
 def as_folder(
     path: Path, out: Path, tokenizer: TokenizerInfo | None = None
 ) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Convert a model file to the new folder ``out`` for transformers, with the same dtype. Return header and weights.
+    """Convert an llm.c file to the new folder ``out`` for transformers, with the same dtype. Return header and weights.
 
     ``tokenizer``: written beside the weights. Raises InputError if the file cannot be read, ``out`` exists, or the
     tokenizer has more ids than the model.
@@ -311,7 +311,7 @@ def as_folder(
 
 
 def build(path: Path) -> torch.nn.Module:
-    """Return the model of a model file, in single precision. Raises InputError if it cannot be read."""
+    """Return the model of an llm.c file, in single precision. Raises InputError if it cannot be read."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     header, weights = read_model(path)
@@ -324,7 +324,7 @@ def build(path: Path) -> torch.nn.Module:
 
 
 def load_seed(model: torch.nn.Module, path: Path) -> str:
-    """Load the weights of a model file into ``model``. Return a sentence about positions left out, or "".
+    """Load the weights of an llm.c file into ``model``. Return a sentence about positions left out, or "".
 
     The file may have more positions than the scenario's sequences. Raises InputError for another model.
     """

@@ -39,9 +39,9 @@ def train(
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
     ``saver`` saves due checkpoints; the losses up to there are read first. ``evaluator`` evaluates between steps when
-    due. ``prints``: print log lines, which one rank does for all. Raises FloatingPointError on a non-finite gradient
-    norm (``compute.check_finite``). With ``compute.sync: late`` on an asynchronous device it is raised one step later,
-    or when the generator is closed.
+    due. ``prints``: True to print log lines, as one rank does for all. Raises FloatingPointError on a non-finite
+    gradient norm (``compute.check_finite``). With ``compute.sync: late`` on an asynchronous device it is raised one
+    step later, or when the generator is closed.
     """
     readings = ValueReader(config, compute, prints)
     try:

@@ -233,6 +233,6 @@ def exchanged(name: str, start_ns: int, end_ns: int) -> None:
 def unpacked(arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
     """Report when the batch being fetched had arrived from its worker, and when it was unpacked here.
 
-    Both may lie in an earlier fetch. ``waited``: this process waited for its message, which came just then.
+    Both may lie in an earlier fetch. ``waited``: True if this process waited for its message, which came just then.
     """
     _recorder.unpacked(arrived_ns, unpacked_ns, waited)

@@ -416,7 +416,7 @@ def _start_all(
 
 
 def _run_repetitions(alive: list[_CommandRun], scenario: CommandScenario, progress: Progress) -> tuple[str, int] | None:
-    """Let the runs take their turns, and remove those from ``alive`` that end. Return as :func:`_alternate`."""
+    """Alternate the repetitions of the runs, and remove those from ``alive`` that end. Return as :func:`_alternate`."""
     count = _repetitions(scenario)
     for repetition in range(count):
         # Forward and back again (ABBA): a drift of the machine's speed affects every arm alike.

@@ -224,7 +224,7 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReaso
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
-    """Compare the printed duration with steps x step time. A longer one is consistent: it may include evaluation."""
+    """Compare the printed duration, if any, with steps x step time. A longer one may include evaluation."""
     if row.duration_s is None and row.steps is None:
         return None
     one_step_s = step_s(row, setting)

@@ -1,6 +1,6 @@
 """Check a published results table against itself, as a pure function from Table to Audit.
 
-Tolerances follow from printed digits (table.py), firm claims from scatter and the number of equally good readings.
+Tolerances follow from printed digits (table.py), certainty from scatter and the number of equally good explanations.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RowAudit:
     implied: Interval | None  # FLOPs per token, from TFLOP/s (else MFU x peak) and tokens/s
     setting: Setting
     incomparable: Incomparable | None
-    tokens_per_s_as_declared: float | None  # at the declared length with the same FLOP/s, if a firm reading differs
+    tokens_per_s_as_declared: float | None  # at the declared length, if another one surely explains the row
     alike: list[FittedReading]  # Readings that count the same FLOPs per token
     scatter: Scatter | None  # scatter of several rows, this one among them
 
@@ -80,7 +80,7 @@ class Audit:
     gains: list[Gain]
     fits: list[Fit]
     traffic: Traffic | None
-    evidence: list[Clue]  # Evidence elsewhere in the table for or against readings of rows
+    evidence: list[Clue]  # evidence elsewhere in the table for or against explanations of rows
     scatters: list[Scatter]
 
 
@@ -108,7 +108,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     audited = [
         _row(row, candidate, judged.rows[row.name]) for row, candidate in zip(table.rows, candidates, strict=True)
     ]
-    # A row that is neither firm nor consistent is no evidence.
+    # A row that is neither consistent nor explained for certain is no evidence.
     firm = {row.name: [reading for reading in judged.rows[row.name].readings if reading.firm] for row in table.rows}
     consistent = {row.name for row in audited if row.status == "consistent"}
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
@@ -157,7 +157,7 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, For
 
 
 def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
-    """Return True for a reading by a formula that no other row needs. It is listed after other readings."""
+    """Return True for a changed formula that no other row needs. It is listed after other readings."""
     formula = formulas.get(one.setting.convention) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
@@ -216,7 +216,7 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """Return readings by formula and by sequence length with equal FLOPs per token: the row cannot tell them apart."""
+    """Return changes of formula and of sequence length with equal FLOPs per token: the row cannot tell them apart."""
     counted = [
         reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
     ]

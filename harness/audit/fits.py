@@ -123,7 +123,7 @@ class Clue:
 
     @property
     def supports(self) -> bool:
-        """True if the fixed part of the row's kind supports the reading."""
+        """True if the fixed part of the row's kind supports the other sequence length."""
         return self.fixed is not None and self.fixed.odd
 
 
@@ -134,7 +134,7 @@ def clues(
     consistent: Collection[str],
     fits: Sequence[Fit],
 ) -> list[Clue]:
-    """Return evidence for each row that another sequence length would explain. ``readings``: firm ones by row."""
+    """Return evidence for each row that another sequence length would explain. ``readings``: by row, the firm ones."""
     clue_list = []
     for row in table.rows:
         for reading in readings[row.name]:

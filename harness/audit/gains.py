@@ -44,7 +44,11 @@ class Gain:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Reason why a row's tokens/s cannot be compared. ``kind``: its firm reading, or why it has none."""
+    """Reason why a row's tokens/s cannot be compared: the row contradicts itself.
+
+    ``kind``: what would resolve it: another ``value`` of the sequence length or number of devices, or tokens without
+    padding. "nothing fits": no tried change does. "not known": other changes do, and none is certain.
+    """
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
     value: float | None = None

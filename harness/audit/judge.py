@@ -1,7 +1,7 @@
 """Judge what the audit may claim about a row: firm readings, possible readings, scatter.
 
-A reading is firm if scatter and the number of tried readings explain its fit with a chance of at most FIRM_CHANCE. It
-is not offered if equally simple readings fit most figures.
+A reading is a changed declaration that makes a row consistent. It is firm if scatter and the number of tried readings
+explain its fit with a chance of at most FIRM_CHANCE. It is not offered if equally simple readings fit most figures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """Verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
+    """Verdict on a row. ``readings``: the firm ones first, then possible ones, then those that fit any figure."""
 
     status: AuditStatus
     readings: list[FittedReading]
@@ -105,7 +105,7 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
 
 
 def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relation]:
-    """Return the row's relations; if it has firm readings, as they are under the first of them."""
+    """Return the row's relations, with the first of the ``firm`` readings applied, if any."""
     return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
 
 
@@ -135,7 +135,7 @@ def _weigh(
     reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
-    """Return ``reading`` with its coverage, the rows that share it (``sharers``), and whether it is firm."""
+    """Return ``reading`` with its coverage, the number of rows that share it (``sharers``), and ``firm``."""
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))

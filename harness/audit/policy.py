@@ -14,7 +14,7 @@ AVERAGE_WITHIN = 0.05
 
 # Readings that explain a row
 FIRM_CHANCE = 0.005
-"""Chance that an honest row gets a firm reading where its figures scatter apart. One factor common to all rows of a
+"""Chance that an honest row is explained for certain where its figures only scatter. One factor common to all rows of a
 table with two decimals can double it (results/reference/audit-rates). tests/harness/audit/test_audit_scatter.py"""
 SPECIFIC_SHARE = 0.05
 """Share of figures as far off. If others fit more, a reading is not firm. tests/harness/audit/test_audit_scatter.py"""

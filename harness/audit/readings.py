@@ -134,7 +134,7 @@ def peaks_behind(
 
 
 def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False) -> list[NamedPeak]:
-    """Return the known devices with a peak within ``needed`` (FLOP/s). ``sparse``: with 2:4 sparsity."""
+    """Return the known devices with a peak within ``needed`` (FLOP/s). ``sparse``: True for peaks with 2:4 sparsity."""
     dtypes: dict[str, list[str]] = {}
     for peak in peaks:
         if needed.holds(peak.flops_per_s):
@@ -190,7 +190,7 @@ def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
         yield FittedReading("duration", setting, needed.middle * 1e3, needed.low * 1e3, needed.high * 1e3, free=True)
 
 
-Shifts = NDArray[np.float64]
+Shifts = NDArray[np.float64]  # logarithms of the factors by which changes move a :class:`Relation`
 
 USUAL_LENGTHS: Shifts = 2.0 ** np.arange(7, 18, dtype=np.float64)  # 128 to 131,072
 USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
@@ -198,7 +198,7 @@ USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 @dataclass(frozen=True)
 class Readings:
-    """All readings that could be tried for a row, as shifts (logarithms), to measure how many figures they fit."""
+    """All changes of declared values that could be tried for a row, as shifts, to measure how many figures they fit."""
 
     row: AuditRow
     setting: Setting
@@ -217,7 +217,7 @@ class Readings:
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Shifts by common errors: formulas, usual lengths and numbers of devices, peaks, factors, units."""
+        """Shifts of common errors: formulas, usual lengths and numbers of devices, peaks, factors, units."""
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
@@ -234,7 +234,7 @@ class Readings:
 
     @cached_property
     def _unusual(self) -> Shifts:
-        """Shifts by any other sequence length (multiples of 64, powers of two) or number of devices."""
+        """Shifts of all other sequence lengths (multiples of 64, powers of two) and numbers of devices."""
         powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
         multiples = np.arange(policy.LENGTH_STEP, policy.SEQUENCE_LONGEST + 1.0, policy.LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
@@ -242,7 +242,7 @@ class Readings:
 
     @cached_property
     def _pairs(self) -> Shifts:
-        """Shifts by another formula together with a power of two as length or another number of devices."""
+        """Shifts of another formula together with a power of two as length, or with another number of devices."""
         powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:

@@ -19,7 +19,7 @@ SOLVED_ROUNDING = 1e-9  # relative error of binary arithmetic in a solved value
 
 @dataclass(frozen=True)
 class NamedPeak:
-    """Device with a certain peak; "": the declared peak itself. ``sparse``: twice the dense peak, 2:4 sparsity."""
+    """Device whose peak a row may use; "": the declared one. ``sparse``: True for its peak with 2:4 sparsity."""
 
     device: str
     dtypes: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class NamedPeak:
 
 @dataclass(frozen=True)
 class FittedReading:
-    """A changed declaration that makes a row consistent. ``free``: it could fit any figure, so it proves nothing."""
+    """A changed declaration that makes a row consistent. ``free``: True if it fits any figure: no proof."""
 
     kind: UnknownKind
     setting: Setting

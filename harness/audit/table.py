@@ -103,7 +103,7 @@ def read_duration(text: str) -> AuditedFigure:
 
 
 def _half_unit(value: Decimal, about: bool) -> Decimal:
-    """Return half a unit of the last printed digit of ``value``. ``about``: of its last nonzero digit instead."""
+    """Return half a unit of the last printed digit of ``value``. ``about``: True for its last nonzero digit ("~")."""
     exponent = (value.normalize() if about else value).as_tuple().exponent
     assert isinstance(exponent, int)  # the pattern lets neither NaN nor infinity in
     return Decimal(5).scaleb(exponent - 1)

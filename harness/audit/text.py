@@ -136,7 +136,7 @@ def convention(one: Convention) -> str:
 
 
 def reading(one: FittedReading, full: bool = True) -> str:
-    """Return what a reading changes, as a phrase. ``full``: adds the other values that the digits allow."""
+    """Return what a reading changes, as a phrase. ``full``: True to add the other values that the digits allow."""
     text = _reading(one, full)
     if one.changes == 1 or one.setting.convention is None:
         return text

@@ -96,7 +96,7 @@ def add_undecided(parser: argparse.ArgumentParser) -> None:
 
 
 def add_comparing(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a comparison of two finished studies: limits, exit code, --allow and --json."""
+    """Add the options of a comparison of two studies: limits, exit code, --allow (keys that may differ), --json."""
     add_limits(parser, within="5%")
     add_undecided(parser)
     parser.add_argument(

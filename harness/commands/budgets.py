@@ -55,8 +55,8 @@ def study_allowance(
 ) -> Allowance:
     """Measure a few steps of every arm, and return the study's budget with its predicted cost.
 
-    ``out``: folder of studies. ``force``: start even if memory may not suffice. Raises InputError if the study is
-    expected to exceed the budget.
+    ``out``: folder of studies. ``force``: True to start even if memory may not suffice. Raises InputError if the study
+    is expected to exceed the budget.
     """
     from harness.launch.budget import Allowance
 

@@ -91,7 +91,9 @@ def _fit(plan: Plan) -> list[Check]:
 
 
 def _needs(plan: Plan) -> Needs:
-    """Return what the runs of ``plan`` need at one time. All arms run together, unless ``interleave`` is "runs"."""
+    """Return the memory, files and processes that runs of ``plan`` need at one time. All arms run together, unless
+    ``interleave`` is "runs".
+    """
     from harness.launch.needs import needs_of
     from harness.study.contract import PROFILED
 

@@ -141,7 +141,7 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measures: bool) -> None:
-    """Print how long the study takes, rewritten with fewer blocks if over :data:`MOST_S`. ``measures``: run steps."""
+    """Print how long the study takes, with fewer blocks if over :data:`MOST_S`. ``measures``: True to run steps."""
     from harness.commands.durations import Duration, expected, how_to_measure, trial
     from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
     from harness.scenario.plan import make_plan

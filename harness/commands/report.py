@@ -37,8 +37,8 @@ def report(arguments: argparse.Namespace, _command: list[str]) -> int:
 def print_first_screen(folder: Path, *, as_json: bool = False, measured: bool = False) -> None:
     """Build the report of the study in ``folder``, and print its first screen and the paths of its pages.
 
-    ``as_json``: print summary.json instead. ``measured``: the study is new, so the first screen is also added to the
-    summary of a GitHub workflow's step, if this is one.
+    ``as_json``: True to print summary.json instead. ``measured``: True if the study is new. Then the first screen is
+    also added to the summary of a GitHub workflow's step, if this is one.
     """
     from harness.show import markdown, terminal
     from harness.show.build import build_report

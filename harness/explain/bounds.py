@@ -25,8 +25,8 @@ ends with its launches counts: the device worked or waited until the last launch
 
 A phase with a blocking call (``.item()``, audited by torch in one step, untimed) also ends with its device, and never
 counts. A profiled window shows the kernel time of each phase (by correlation id), which is assumed for measured steps:
-the profiler only widens gaps. What stays open has several :data:`Reading`: the likely one gives the figure, and the
-interval includes the others.
+the profiler only widens gaps. What stays open can be read in several ways (:data:`Reading`): the likely reading gives
+the figure, and the interval includes the others.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict
 #             such blocking only if the bracket ends with the launches
 Reading = Literal["likely", "waiting", "working", "blocking"]
 DEVICE_WORK = "device work"  # cache key of a run's device work
-# Index into KernelTime by reading.
+# Index into KernelTime.
 KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "blocking": 2}
 
 
@@ -142,12 +142,12 @@ class DeviceWork:
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """Return when (ns) the device began each piece, by this reading; a profiled kernel time ends with the piece."""
+        """Return when (ns) the device began each piece under ``reading``. A profiled time ends with the piece."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
     def waited(self, reading: Reading) -> NDArray[np.bool_]:
-        """Return True for each piece whose launches the device waited for, by this reading."""
+        """Return True for each piece whose launches the device waited for, under ``reading``."""
         idle = self._worked_ns(reading) < self.ends - self.starts
         return np.where(self.profiled, idle, self._waited_by_events(reading))
 
@@ -163,7 +163,7 @@ class DeviceWork:
         return np.clip(self.launch_ends, self.starts, self.ends)
 
     def _worked_ns(self, reading: Reading) -> Int:
-        """Return the kernel time of each piece in ns, by this reading; at least the time after the last launch."""
+        """Return the kernel time of each piece in ns, under ``reading``; at least the time after the last launch."""
         lasted = self.ends - self.starts
         worked_ns = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
         return np.where(worked_ns >= FILLED_PIECE_SHARE * lasted, lasted, worked_ns)
@@ -174,7 +174,7 @@ class DeviceWork:
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
 
     def blocked(self, reading: Reading) -> NDArray[np.bool_]:
-        """Return True for each piece that the host launched while it only waited for the device, by this reading."""
+        """Return True for each piece that the host launched while it only waited for the device, under ``reading``."""
         if reading == "likely":
             return self.may_block & self.ended
         return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
@@ -187,7 +187,7 @@ class DeviceWork:
         return may_be_full
 
     def differs_ns(self, reading: Reading) -> int:
-        """Return how many ns of device and host time this reading assigns differently from the likely one."""
+        """Return how many ns of device and host time ``reading`` assigns differently from "likely"."""
         differs = self.blocked(reading) != self.blocked("likely")
         device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
         return int(device_ns + (self.launch_ends - self.launch_starts)[differs].sum())
@@ -210,7 +210,7 @@ class DeviceWork:
 def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
-    """Return the work of a run's device. ``attached``: the program is foreign and may block anywhere."""
+    """Return the work of a run's device. ``attached``: True if the program is not ours and may block anywhere."""
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -343,7 +343,7 @@ def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: b
 
     The run may get longer by ROOM_FELT_SHARE of that time. None if no step fetched or the device was not recorded.
     NaN if a full queue or an untimed blocking call may have held the host.
-    ``known_queue``: the device reports when its queue held the host.
+    ``known_queue``: True if the device reports when its queue held the host.
     """
     if spans.blocks_untimed:
         return math.nan if len(steps.starts) and len(spans.kernels) else None

@@ -61,7 +61,7 @@ class Derived(NamedTuple):
     table: pa.Table
     changed: bool  # True if the stored columns differed
     unsplit: Unsplit | Literal["no times", "spans missing"] | None
-    otherwise: NDArray[np.float64] | None = None  # data costs by the other readings, (readings, steps) ns
+    otherwise: NDArray[np.float64] | None = None  # data costs by other readings of the record, (readings, steps) ns
 
 
 def with_derived(

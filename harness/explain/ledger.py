@@ -95,7 +95,7 @@ class RunLedger:
     between_steps_ms: dict[str, float]  # part that ran between training steps
     unsplit: str | None  # why the waits were not split by stage, if exposed and hidden are empty for that reason
     contended_ms: float | None
-    waited_otherwise_ms: tuple[float, ...]  # data costs by the other readings of device work; see derived.Derived
+    waited_otherwise_ms: tuple[float, ...]  # data costs under other readings of the record; see derived.Derived
     device_busy_ms: float | None  # unknown also if phases still being launched leave it open
     device_launch_bound_ms: float | None  # time within launch-bound phases: working or waiting for launches
     device_open_ms: float | None  # time in other phases while the host was still launching them
@@ -115,7 +115,7 @@ class RunLedger:
     longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
     left_out: LeftOut = field(default_factory=LeftOut)
     idle_workers: int = 0  # loader workers that made no batch
-    # Milliseconds that a step of several ranks would save without data work; None for one rank, or if unknown.
+    # Milliseconds that a step of several ranks would save without data work; None with one rank, or if unknown.
     data_costs_all_ms: float | None = None
 
     @property
@@ -136,7 +136,7 @@ class RunLedger:
 
     @property
     def waited_range_ms(self) -> tuple[float, float] | None:
-        """Least and most ms per step that data work may cost; None if all readings of the record agree."""
+        """Least and most ms per step that data work may cost; None if the record leaves nothing open."""
         if self.waited_ms is None or not self.waited_otherwise_ms:
             return None
         readings = (self.waited_ms, *self.waited_otherwise_ms)
@@ -293,7 +293,7 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the mean data cost in ms by each other reading, over replayed measured steps; empty without readings."""
+    """Return the mean data cost in ms under each other reading of the record, over replayed measured steps."""
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())

@@ -125,7 +125,7 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
     """Return what the ranks of a program would gain without data work. ``steps``: by arm (one per rank) and block.
 
-    None for one rank, without common steps, or if step times differ so much that ranks do not wait each step.
+    None with one rank, without common steps, or if step times differ so much that ranks do not wait each step.
     """
     if len(steps) < 2:
         return None
@@ -271,7 +271,7 @@ class _RankArrivals:
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
-    """Return the report on the ranks of one arm, the mean over blocks; None for one rank and attached runs."""
+    """Return the report on the ranks of one arm, the mean over blocks; None with one rank and for attached runs."""
     return _mean([report for run in runs if (report := ranks_of_run(run)) is not None])
 
 
@@ -324,7 +324,7 @@ def _other(run: RunData, number: int) -> RunData:
 
 
 def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
-    """Return the steps of rank ``number``; None without a table. ``hidden``: the record cannot show its arrivals."""
+    """Return the steps of rank ``number``; None without a table. ``hidden``: True if its arrivals are not recorded."""
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
@@ -453,7 +453,7 @@ def _beyond(slow: Float, other: Float) -> Float:
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Return the mean over blocks; with a straggler that nearly all name, if its excess exceeds the scatter."""
+    """Return the mean over blocks; None without. It has a straggler if nearly all name it, beyond the scatter."""
     if not reports:
         return None
     named = [report.straggler for report in reports if report.straggler is not None]

@@ -100,7 +100,9 @@ def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bo
 def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return median and interval of exp(value), from one logarithm per block; see :func:`from_block_values`."""
+    """Return median and interval of exp(value), from one logarithm per block; None without; see
+    :func:`from_block_values`.
+    """
     log_estimate = from_block_values(logs, confidence, alike)
     if log_estimate is None:
         return None
@@ -236,7 +238,7 @@ def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 @lru_cache(maxsize=256)
 def _variance_factors(n: int) -> NDArray[np.float64]:
-    """Return a factor for each correlation: variance of a mean of n values / variance estimated from their scatter."""
+    """Return a factor for each correlation in _RHO: variance of a mean of n values / its estimate by their scatter."""
     lags = np.arange(1, n)
     mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in _RHO])
     factors: NDArray[np.float64] = mean / (1 - (mean - 1) / (n - 1))

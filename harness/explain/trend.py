@@ -51,7 +51,7 @@ def trend(
     ``wall_ms``: each step without waits for a core. ``parts_ms``: by phase. ``work``: tokens or samples by step; 0:
     unknown.
     ``before``: number of earlier steps, in which steps grew as well.
-    ``evident``: hooks are known to grow, so an uneven growth counts too: the machine may be in use.
+    ``evident``: True if hooks are known to grow. Then an uneven growth counts too: the machine may be in use.
     """
     if len(wall_ms) < TREND_STEPS_MIN:
         return None

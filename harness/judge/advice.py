@@ -229,7 +229,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
-    """Return why a prediction is unreliable, or None. ``contradicted``: by an arm with this or another value."""
+    """Return why a prediction is unreliable, or None. ``contradicted``: True if an arm measured otherwise."""
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
     validation = one.prediction.validation

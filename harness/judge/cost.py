@@ -93,7 +93,7 @@ class ArmMeasurement:
 
     @property
     def plain_s(self) -> tuple[float, ...]:
-        """Seconds of steps in order, except step 0, those on batches of the start-up, and from the checkpoint on."""
+        """Seconds of the steps before :attr:`checkpoint`, in order, without step 0 and the ``unsettled`` ones."""
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
 

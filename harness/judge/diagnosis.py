@@ -120,7 +120,7 @@ def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> 
 
 
 def _of_making(arm: ArmReport, *, waits: bool) -> DiagnosisRemedy:
-    """Return the remedy for batches that are slow to build. ``waits``: mostly for storage, not CPU time."""
+    """Return the remedy for batches that are slow to build. ``waits``: True if mostly storage is slow."""
     if not arm.workers and (waits or arm.free_cores != 0):  # Unknown cores may be free.
         return "use one worker" if arm.iterable else "use workers"
     return "faster storage" if waits else "less work"

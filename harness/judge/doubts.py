@@ -223,7 +223,7 @@ class Unseen:
     evaluating: float = 0.0  # share of the time of dropped and measured steps
 
     def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
-        """Return the doubts, most important first. ``recorded``: the work of one stream of the device was recorded."""
+        """Return the doubts, most important first. ``recorded``: True if the device's work was recorded."""
         arms = (arm,) if arm else ()
         entries = [*core_doubts(self.waiting, *arms)]
         if self.blocked > UNSEEN_SHARE_MAX:

@@ -189,7 +189,7 @@ class Learning:
 def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
-    """Return the curves of the arms that were evaluated, or None. ``one_training``: an arm's blocks form one curve."""
+    """Return the curves of the evaluated arms, or None. ``one_training``: True if an arm's blocks form one curve."""
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
         ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))

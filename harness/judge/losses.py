@@ -24,10 +24,10 @@ class Losses:
     If no block has comparable runs, each loss is that of the arm's own last measured steps.
 
     - ``diverged``: arms with a loss that was NaN or infinite at any measured step, or rose far above its start.
-    - ``differ``: the losses differ clearly, or by more than the A/A control, kernel rounding and block scatter.
+    - ``differ``: True if the losses differ by more than the A/A control, kernel rounding and scatter explain.
     - ``tokens_ratio``: trained tokens per step, candidate / baseline. If it is not 1, losses at one step may differ.
-    - ``some_blocks``: (blocks that clearly differ, whose losses these are; all blocks); one may be chance: not
-    ``differ``.
+    - ``some_blocks``: (number of blocks that differ far beyond the A/A control, number of all blocks) if only some
+    do. The losses are theirs. One such block may be chance, so ``differ`` is then False.
     """
 
     baseline: float | None = None

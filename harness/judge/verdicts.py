@@ -372,7 +372,7 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Return the log change of step time from the first to the last common repetition (of one: by halves)."""
+    """Return the log change of step time from the first to the last common repetition (of one: by halves), or None."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

@@ -129,7 +129,8 @@ class Waits:
 def gain_from_waits(blocks: Blocks) -> Estimate | None:
     """Return how many times as fast steps of all ranks would be without any wait for data: wall / (wall - waited).
 
-    None if waits are unknown, or if a run only waits. The interval covers both readings of when the device worked.
+    None if waits are unknown, or if a run only waits. The interval covers what the record leaves open: when the device
+    worked.
     """
     likely: list[float] = []
     lows: list[float] = []

@@ -65,7 +65,7 @@ class Allowance(Deadline):
     """Budget of one training or study, with the cost so far, counted from construction or :meth:`begin`."""
 
     def __init__(self, predicted: PredictedCost, used_s: float = 0.0) -> None:
-        """Begin to count. ``used_s``: seconds already used, besides ``predicted.spent_s``."""
+        """Begin to count the spent seconds. ``used_s``: seconds already spent, besides ``predicted.spent_s``."""
         super().__init__(None)
         self._predicted = predicted
         self._begun_s = self._noted_s = time.monotonic()

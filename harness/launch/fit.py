@@ -58,7 +58,7 @@ def check_jobs() -> Check:
 
 
 def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
-    """Yield a failure for each unusable device, profile, module or file. ``in_jobs``: devices are unknown here."""
+    """Yield a failure for each unusable device, profile, module or file. ``in_jobs``: True to skip devices."""
     for topic, (check, fix) in _NAMED.items():
         if in_jobs and check is _check_device:
             continue

@@ -340,7 +340,7 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the data and model part of a run's first message. Adds user files to ``fingerprints`` (study.json)."""
+    """Return the data and model part of a run's first message. Adds those of the user's code to ``fingerprints``."""
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 

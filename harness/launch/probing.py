@@ -25,8 +25,8 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
     """Return the probes of one run, from the scenario's ``probes`` (``declared``) and the run's ``control``.
 
     A measured or profiled run is sampled, and the latter's disturbing probes have windows. A bare run has no ledger. A
-    run that measures the cost of a probe has the ledger and it. ``first``: the arm's first run may have a closing
-    window.
+    run that measures the cost of a probe has the ledger and it. ``first``: True for the arm's first run, which may
+    have a closing window.
     """
     if control == BARE:
         return RunProbes(ledger=False)

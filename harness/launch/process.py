@@ -243,7 +243,7 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """Return how long this run may be silent before ``event``: without heartbeats, per step."""
+        """Return how long this run may send nothing before ``event``. Without heartbeats, each step adds to it."""
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s

@@ -254,7 +254,7 @@ class Training:
         return _PartEnding("failed", RunEnding("failed", line), line, isinstance(error, FloatingPointError))
 
     def _write(self, part: _Part, ending: _PartEnding) -> _PartEnding:
-        """Write this part's records if it trained a step, else only the status. Return the final ``ending``."""
+        """Write this part's records if it trained a step, else its status. Return ``ending``, failed if that fails."""
         telemetry.attach(None)
         study = replace(part.study, status=ending.status, ended_utc=now())
         if self._state.training is not None and self._state.steps > part.first:

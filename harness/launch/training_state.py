@@ -83,7 +83,7 @@ class TrainingRanks:
             self._others.send(order)
 
     def wait_until_done(self) -> bool:
-        """Return True once all ranks are done; False for one rank. Raises RankFailedError."""
+        """Wait until all ranks are done. Return False at once if there is only this rank. Raises RankFailedError."""
         if self._others is not None:
             self._others.wait("done")
         return self._others is not None

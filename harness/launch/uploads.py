@@ -72,7 +72,7 @@ class Destination:
     """Folder at a URL that receives the copy of a local folder, and knows what is copied."""
 
     def __init__(self, folder: Path, url: str, *, verify: bool = False) -> None:
-        """Open the URL. ``verify``: read copied files to compare. Raises InputError for an unusable URL."""
+        """Open the URL. ``verify``: True to compare copied files. Raises InputError for an unusable URL."""
         self.folder, self.url = folder, url.rstrip("/")
         self._filesystem, self._root = filesystem_of(self.url, KEY)
         self._scheme = self.url.partition("://")[0].lower()

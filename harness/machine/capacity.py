@@ -74,7 +74,9 @@ def _size(text: str | None) -> int | None:
 
 
 def session_peak_bytes(session: int) -> int | None:
-    """Return the summed peak memory (VmHWM, bytes; shared pages count in each) of a session's living processes."""
+    """Return the summed peak memory (VmHWM, bytes; shared pages count in each) of a session's living processes, or
+    None if it has none.
+    """
     total = 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():

@@ -108,7 +108,7 @@ def picture(found: CorpusStatistics) -> Picture:
 
 
 def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
-    """Draw one form of the picture of :func:`picture`."""
+    """Draw the picture of :func:`picture` on a wide or narrow ``sheet``."""
     figure = sheet.figure(8.0 if sheet.stacked else 4.6)
     lengths, padding = (plain(panel, "y") for panel in figure.subplots(*((2, 1) if sheet.stacked else (1, 2))))
     documents, tokens = sum(bucket.documents for bucket in found.bins), sum(bucket.tokens for bucket in found.bins)

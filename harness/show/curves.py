@@ -133,7 +133,7 @@ def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[flo
 def training_figure(
     steps: np.ndarray, tokens: np.ndarray, losses: np.ndarray, name: str, sheet: Sheet = WIDE
 ) -> Figure:
-    """Draw one form of the picture of :func:`loss_curve`. ``steps``: completed optimizer steps at each loss."""
+    """Draw :func:`loss_curve` on a wide or narrow ``sheet``. ``steps``: completed optimizer steps at each loss."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     figure, axes = sheet.plot(4.6)
@@ -212,7 +212,7 @@ def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, co
 
 
 def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str, *, named: bool) -> None:
-    """Draw a star at the lowest finite loss of ``values``, if any. ``named``: write that loss below the star."""
+    """Draw a star at the lowest finite loss of ``values``, if any. ``named``: True to write it below the star."""
     if (lowest := minimum(values)) is None:
         return
     position = run.at(np.array([lowest[0]]), axis)

@@ -216,7 +216,7 @@ def picture(settings: DedupSettings) -> Picture:
 
 
 def s_curve_figure(settings: DedupSettings, sheet: Sheet = WIDE) -> Figure:
-    """Draw one form of the picture of :func:`picture`."""
+    """Draw the picture of :func:`picture` on a wide or narrow ``sheet``."""
     figure, axes = sheet.plot(4.2, "both")
     banding = settings.banding
     grid = [index / _POINTS for index in range(_POINTS + 1)]

@@ -217,7 +217,7 @@ def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: Arm
 def _headline(
     report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
 ) -> Headline:
-    """Return a comparison's line. ``with_data``: adds the cost of data. ``once``: remedies that it leaves out."""
+    """Return a comparison's line. ``with_data``: True to add the cost of data. ``once``: remedies to leave out."""
     changed = change(report.study, c.baseline, c.candidate)
     candidate, baseline = names.short(c.candidate), names.short(c.baseline)
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"

@@ -104,7 +104,7 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
-    """Return a clause on the means of fast and slow steps; None for one kind, or if the slow ones are long steps
+    """Return a clause on the means of fast and slow steps; None with one kind, or if the slow ones are long steps
     anyway. Steps far longer than both are a third kind, so that they do not move the slow kind's mean.
     """
     kinds, long = totals.step_kinds, totals.long_steps
@@ -368,7 +368,7 @@ def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
-    """Format ``1.020x as fast (1.010x to 1.030x)``. ``kinds``: two kinds of blocks, formatted instead; None for one."""
+    """Format ``1.020x as fast (1.010x to 1.030x)``. ``kinds``: two kinds of blocks, formatted instead."""
     uneven = arm.totals.uneven
     if kinds is None or uneven is None:
         return f"{ratio(one.median)} as fast{_range(one)}"

@@ -307,7 +307,7 @@ def _verdict(one: JudgedClaim) -> str:
 
 
 def _why_open(one: JudgedClaim) -> str:
-    """Return why a measured figure neither confirms nor refutes the claim, as a clause; "" if it does one of them."""
+    """Return why a measured figure neither confirms nor refutes a tested claim, as a clause; "" if it does."""
     if one.outcome != "not measurable" or one.figure is None:
         return ""
     if one.figure.ci_low is None:

@@ -75,7 +75,7 @@ def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[
 def sweep_figure(
     sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]], sheet: Sheet = WIDE
 ) -> Figure:
-    """Draw one form of the picture of :func:`picture`; the parameters are the same."""
+    """Draw the picture of :func:`picture`, with its parameters, on a wide or narrow ``sheet``."""
     from matplotlib.ticker import NullLocator
 
     figure, axes = sheet.plot(5.4, "both")

@@ -36,7 +36,7 @@ class FolderCopy(Protocol):
 
 
 def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
-    """Return what makes the configurations of the trials. ``compared``: see :class:`TrialConfigs`."""
+    """Return what makes the configurations of the trials. ``compared``: as in :class:`TrialConfigs`."""
 
     def vocabulary() -> int:
         from trainer.data.prepare import prepare

@@ -41,7 +41,7 @@ def all_diverged(trials: Sequence[Trial]) -> bool:
 
 
 def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None) -> str:
-    """Return the error message for a budget that does not suffice for one full trial."""
+    """Return the error message for a budget below one full trial. ``price``: US dollars per hour."""
     return (
         f"budget.{short.resource}: {amount(short.resource, short.budget)}, but one trial of {need.steps:,} steps needs "
         f"{amount(short.resource, short.needed)} ({_arithmetic(short.resource, need)}{_at(short.resource, price)}); "

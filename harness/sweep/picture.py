@@ -23,7 +23,7 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.Picture:
 
 
 def loss_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
-    """Draw one form of the picture of :func:`loss_over_rate`."""
+    """Draw the picture of :func:`loss_over_rate` on a wide or narrow ``sheet``. ``name`` begins the title."""
     figure, axes = logarithmic_figure(sheet)
     above = "excluded from fits: at or above a rate that diverged"
     for curve, colour in zip(curves, drawing.CURVES, strict=False):
@@ -61,7 +61,7 @@ def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.P
 
 
 def training_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
-    """Draw one form of the picture of :func:`training_loss_over_rate`."""
+    """Draw the picture of :func:`training_loss_over_rate` on a wide or narrow ``sheet``."""
     figure, axes = logarithmic_figure(sheet)
     lowest_of, star = [], "lowest"
     for curve, colour in zip(curves, drawing.CURVES, strict=False):
@@ -137,7 +137,7 @@ def rate_over_size(found: Projection, name: str) -> drawing.Picture | None:
 
 
 def size_figure(found: Projection, name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
-    """Draw one form of the picture of :func:`rate_over_size`."""
+    """Draw the picture of :func:`rate_over_size` on a wide or narrow ``sheet``. ``name`` begins the title."""
     figure, axes = logarithmic_figure(sheet)
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):

@@ -236,7 +236,7 @@ class SweepRun:
         return replace(ended, status="done", loss=_number(loss))
 
     def _check_budget(self, plan: TrialPlan) -> None:
-        """Raise BudgetOver if less is left than a trial like ``plan`` needs; InputError before the first trial."""
+        """Raise BudgetOver if less is left than ``plan`` needs; InputError if the whole budget is below one trial."""
         settings, price = self._settings, self._record.price_usd_per_hour
         kinds = pilots_of(settings, self._space)
         if settings.budget.hours is not None or settings.budget.usd is not None:

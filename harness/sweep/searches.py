@@ -51,7 +51,7 @@ class GridStrategy(Config):
 
 
 class EarlyStoppingStrategy(Config):
-    """A grid or random rates at a fraction of the steps; those that fall behind end early.
+    """Trains the rates of a grid, or random ones, in short trials, and ends those early that fall behind.
 
     Behind: the mean training loss since the last milestone is above the median of earlier trials there (median stopping
     rule: Golovin et al. 2017, "Google Vizier", section 3.2.2, with this loss in place of the best so far).

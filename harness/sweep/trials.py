@@ -93,7 +93,7 @@ class TrialStage:
     steps: int  # Optimizer steps of each trial
     exact: bool = True
     of: str = ""  # Bracket or size to which it belongs
-    group: str = ""  # Group of its trials, as in TrialPlan. ``overrides``: theirs.
+    group: str = ""  # Group of its trials, as in TrialPlan. ``overrides``: settings of these trials.
     overrides: JsonObject = field(default_factory=dict)
 
 

@@ -121,7 +121,7 @@ class Compute(Protocol):
         """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
-        """Return the SHA-256 of the parameters, or raise RanksDifferError if ranks differ; None for one rank."""
+        """Return the SHA-256 of the parameters, or raise RanksDifferError if ranks differ; None with one rank."""
         return None
 
 

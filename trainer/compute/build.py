@@ -32,8 +32,8 @@ def build_compute(
 ) -> Compute:
     """Build and seed the compute that ``config`` declares. Raises InputError if this machine does not support it.
 
-    With several ranks, each waits here for the last one. ``takes_weights``: load the weights of ``resume``, which only
-    the first part of a training starts with.
+    With several ranks, each waits here for the last one. ``takes_weights``: True to load the weights of ``resume``,
+    which only the first part of a training starts with.
     """
     compute: Compute
     if config.compute.work == "none":
@@ -67,7 +67,7 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
 def _model(
     config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device, takes_weights: bool
 ) -> torch.nn.Module:
-    """Build the model with its attention; ``takes_weights``: with the llm.c weights of ``resume``, if given."""
+    """Build the model with its attention. ``takes_weights``: True for the llm.c weights of ``resume``, if given."""
     model = _described(config, tokenizer_vocab_size, device)
     if takes_weights and config.resume is not None:
         with brought_here(config.resume.llmc, "resume.llmc") as path:

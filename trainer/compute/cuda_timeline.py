@@ -165,7 +165,7 @@ class CudaTimeline:
 
     @contextmanager
     def _blocking(self, what: str, *, ahead: bool = False) -> Iterator[None]:
-        """Report the body, a call that blocks, as ``what``. ``ahead``: the device has more work queued."""
+        """Report the body, a call that blocks, as ``what``. ``ahead``: True if the device has more work queued."""
         site, start_ns = call_site(what, __file__, contextlib.__file__), monotonic_ns()
         self._announced = True
         try:

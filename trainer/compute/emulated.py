@@ -93,7 +93,7 @@ class DeviceQueue:
         self.lead.held()
 
     def _wait(self, until_ns: int, what: str, *, ahead: bool = False) -> None:
-        """Block until ``until_ns``, and report it as ``what``. ``ahead``: more work than that is queued."""
+        """Block until ``until_ns``, and report it as ``what``. ``ahead``: True if more work than that is queued."""
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
         end = monotonic_ns()
@@ -276,7 +276,7 @@ class RepeatedRows:
     """Counts the rows of one run that it has trained on before, by which arms without a loss are compared."""
 
     def __init__(self, *, by_epoch: bool) -> None:
-        """Start counting. ``by_epoch``: a row counts as new in each epoch, as each document of a corpus does."""
+        """Start counting. ``by_epoch``: True if a row counts as new in each epoch, as documents of a corpus do."""
         self._by_epoch = by_epoch
         self._seen: set[tuple[int, int]] = set()
         self._rows = self._repeated = 0

@@ -64,7 +64,7 @@ class HostLead:
         self._waited |= took_ns >= _WAITED_NS
 
     def launched(self, *, dry: bool) -> None:
-        """Record a launch. ``dry``: the device's queue was empty, or the device waited for this launch."""
+        """Record a launch. ``dry``: True if the device's queue was empty, or the device waited for this launch."""
         self._dry |= dry and not self._begins
         self._begins = False
 

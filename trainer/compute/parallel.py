@@ -125,7 +125,7 @@ class Parallel:
     def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
         """Return the mean of ``values`` over ranks; within a step, which may have broken off, this rank's values.
 
-        ``in_each_step``: every rank calls it within every step, at the same place, so the mean is always safe.
+        ``in_each_step``: True if every rank calls it within every step, at the same place. That is always safe.
         """
         import torch.distributed as dist
 

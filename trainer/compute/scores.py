@@ -41,8 +41,9 @@ def validate(
 ) -> Scores:
     """Run ``model`` over ``batches`` and return its scores.
 
-    ``score(batch)`` returns the mean loss, and the logits or None. ``masked``: labels are those of their own position
-    (masked LM), and accuracy is the share of labels with the largest logit. The mean loss is over labels.
+    ``score(batch)`` returns the mean loss, and the logits or None. ``masked``: True if labels are those of
+    their own position (masked LM). Accuracy is then the share of labels with the largest logit. The mean loss is over
+    labels.
     """
     import torch
 

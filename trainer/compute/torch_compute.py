@@ -42,7 +42,7 @@ class TorchCompute(Compute):
     def __init__(
         self, config: TrainerConfig, model: torch.nn.Module, device: torch.device, parallel: Parallel | None = None
     ) -> None:
-        """Set up model, optimizer and schedule. ``parallel``: link to the other ranks; None for one process."""
+        """Set up model, optimizer and schedule. ``parallel``: link to the other ranks; None with one rank."""
         import torch
 
         self._torch = torch

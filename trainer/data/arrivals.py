@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 class Arrival(NamedTuple):
     """Times (CLOCK_MONOTONIC, ns) at which a batch had arrived in this process and was unpacked.
 
-    ``waited``: this process waited for the message, so ``arrived_ns`` is its arrival, else the time of reading it. It
-    comes from the queue, because a process without a core for a while seems to wait.
+    ``waited``: True if this process waited for the message. Then ``arrived_ns`` is its arrival, else the time of
+    reading it. It comes from the queue, because a process without a core for a while seems to wait.
     """
 
     arrived_ns: int

@@ -72,7 +72,7 @@ class BatchBuffers:
     """Reusable buffers in this process's memory. A buffer is allocated when none is free."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """Set up without memory. ``mask``: with an attention mask; ``pinned``: page-locked (needs CUDA)."""
+        """Set up without memory. ``mask``: True with an attention mask; ``pinned``: True if page-locked (CUDA)."""
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 

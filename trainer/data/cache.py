@@ -125,7 +125,7 @@ def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, 
     """Return the cached folder ``kind/<key>``; ``build(temporary folder)`` writes it if it is missing or damaged.
 
     ``key``: everything that the content depends on. ``check(folder)`` raises InputError if the cached content must be
-    built again. ``resumable``: see :func:`create_folder`.
+    built again. ``resumable``: as in :func:`create_folder`.
     """
     target = cache_root() / kind / fingerprint(key)
 
@@ -143,8 +143,8 @@ def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, 
 def create_folder(target: Path, build: Build, *, resumable: bool = False) -> None:
     """Build a folder next to ``target``, with its digests, and rename it: no reader sees an incomplete folder.
 
-    If another process was faster, its folder stays. ``resumable``: the folder of a killed or interrupted process, with
-    its ``JOURNAL``, is passed to the next ``build``. A failed ``build`` leaves nothing.
+    If another process was faster, its folder stays. ``resumable``: True to pass the folder of a killed or interrupted
+    process, with its ``JOURNAL``, to the next ``build``. A failed ``build`` leaves nothing.
     """
     with _partial(target) if resumable else _temporary(target) as temporary:
         if temporary is None:  # Another process has finished it.

@@ -249,7 +249,7 @@ def pipeline_of(
 
 
 def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
-    """Return reusable batch buffers, allocated on first use. ``pinned``: page-locked memory, which needs CUDA."""
+    """Return reusable batch buffers, allocated on first use. ``pinned``: True for page-locked (needs CUDA)."""
     return BatchBuffers(config.batch_size, config.sequence_length, mask=not is_packed(config), pinned=pinned)
 
 

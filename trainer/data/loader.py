@@ -152,7 +152,7 @@ class Batches:
         position: DataPosition | None = None,
         arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """Begin to serve ``iterator``. ``pin``: pin batches here; only without workers.
+        """Begin to serve ``iterator``. ``pin``: True to pin batches here; only without workers.
 
         ``late``: enforces the workers' time limit; None without workers. ``position``: start position, advanced with
         each batch; None: the beginning. ``arrival``: returns the arrival times of the last batch, for telemetry.

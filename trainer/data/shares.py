@@ -209,7 +209,7 @@ class SparkTokens:
         return None if self._process is None else self._process.master
 
     def close(self, *, keep: bool = False) -> None:
-        """End Spark and remove the shares. ``keep``: leave finished shares for another process to continue with."""
+        """End Spark and remove the shares. ``keep``: True to leave finished shares, for another process."""
         if self._process is not None:
             self._process.close()
             self._process = None

@@ -77,7 +77,7 @@ def evaluates(*, graphs: bool = False) -> None:
 
 
 def use_is_unknown() -> None:
-    """Record a wait for a batch of unknown use."""
+    """Record a wait for a batch that may be for training or for evaluation."""
     if state.unknown >= MOST_UNKNOWN:
         drop_unknown()
     phases.state.events.append((UNKNOWN_FETCH, monotonic_ns(), run_queue.read()))

@@ -382,7 +382,7 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
 
 
 def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
-    """True if autograd called program code below ``frame`` directly, as a hook. ``engine``: backward ran here."""
+    """True if autograd called program code below ``frame`` as a hook. ``engine``: True if backward ran here."""
     calls_program = False
     for _ in range(MAX_FRAMES):
         if frame is None or frame.f_code.co_name == _ENGINE:

@@ -122,7 +122,7 @@ def _mark() -> None:
 
 
 def interrupted(*, in_step: bool) -> None:
-    """End every open phase after a program's signal handler raised within a hook. ``in_step``: note it in the step."""
+    """End every open phase after a program's signal handler raised within a hook. ``in_step``: True to note it."""
     stages.forget()
     state.making = None
     state.core = stages.CpuReading()

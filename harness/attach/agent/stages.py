@@ -163,8 +163,8 @@ def end(kept: int = 0) -> None:
 def cut(name: str | None, within: bool = False) -> bool:
     """End the current piece of a stage now, and start the stage ``name`` or (None) end the innermost stage.
 
-    ``within``: only start a stage of a batch in preparation that is not innermost already. Return True if a stage
-    changed.
+    ``within``: True to start it only if a batch is in preparation and the stage is not innermost already. Return True
+    if a stage changed.
     """
     making = _thread.making
     open_ = making.open

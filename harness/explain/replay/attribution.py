@@ -294,7 +294,7 @@ class _Removed(NamedTuple):
 
     was_ms: float  # unedited replay
     now_ms: float  # replay without the part
-    other_ms: float  # without the part, by the other reading of the record
+    other_ms: float  # now_ms under the other reading of the device's work
     measured_ms: float
 
 
@@ -363,7 +363,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
-    """Return ``likely`` with intervals that include ``others``, the same runs by other readings."""
+    """Return ``likely`` with intervals that include ``others``, the same runs under the other :data:`READINGS`."""
     result = []
     for removal in likely:
         matches = [
@@ -437,7 +437,7 @@ class Split:
     """Cost of each stage for each step in ns, (steps, stages); :func:`split` makes it."""
 
     exposed: Int
-    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))  # of all stages, by other readings
+    otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))  # cost of all stages under the other READINGS
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:

@@ -36,7 +36,7 @@ class Tape(NamedTuple):
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """Return the order of steps and batches. ``exact``: as recorded; else of measured steps and usable batches only."""
+    """Return the order of steps and batches. ``exact``: True as recorded; else measured steps and usable batches."""
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
@@ -144,10 +144,10 @@ def build(
 ) -> Pipeline:
     """Return the pipeline of ``recording`` under ``edits``, with contention ``now`` instead of the recorded ``then``.
 
-    ``exact``: all steps and batches in the recorded order; else those of measured steps, in any number.
+    ``exact``: True for all steps and batches in the recorded order; else those of measured steps, in any number.
     ``grown``: size of its batches / size of the batches that its steps had.
     ``most_steps``: maximum number of measured steps; of a longer run only its beginning.
-    ``merged``: consecutive host phases are one operation; False: every phase is an operation of its own.
+    ``merged``: True to make consecutive host phases one operation.
     """
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
@@ -216,7 +216,7 @@ def _steps(
 
     A repetition begins with ``unmeasured`` steps, as in launch/block.py: more than the batches in flight, and enough
     for the host to get ahead of its device. Measured steps replace missing ones. ``most``: maximum of steps that count.
-    ``every_pause``: a pause in which the loader went on also begins a repetition.
+    ``every_pause``: True if a pause in which the loader went on also begins a repetition.
     Not ``exact``: other work than training within a step becomes a pause after it.
     """
     counting = np.flatnonzero(recording.measured)

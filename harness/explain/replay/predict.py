@@ -63,7 +63,7 @@ class Replays:
         self._replicates = replicates
         by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
         self._runs = [readings["likely"] for readings in by_run]
-        # Runs by reading, the likely one first. A run without this reading uses its likely one.
+        # Runs under each of READINGS, "likely" first. Where a run has none, it uses "likely".
         self._of_reading = {
             name: [readings.get(name, readings["likely"]) for readings in by_run]
             for name in READINGS
@@ -123,7 +123,7 @@ class Replays:
         return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
-        """Predict the step time under ``edits``, over all readings. Raises ReplayError: too many batches in flight."""
+        """Predict the step time under ``edits``, over all READINGS. Raises ReplayError: too many batches in flight."""
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
         if self._side_by_side(edits, likely.step_ms.median):
             likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
@@ -212,7 +212,7 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
-    """Return the unedited replay of ``run`` by reading, cached for comparisons, the arm itself and its advice."""
+    """Return the unedited replay of ``run`` under each of READINGS. Cached for comparisons, the arm and its advice."""
 
     def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
@@ -248,7 +248,7 @@ def _edited(
 ) -> _Edited:
     """Return ``run`` with its edited replay. ``makes``: functions that build the pipeline, drawn and in recorded order.
 
-    ``kept``: the edits allow the recorded order. ``few``: there are too few blocks for an interval.
+    ``kept``: True if the edits allow the recorded order. ``few``: True if an interval needs more blocks.
     """
     drawn, ordered = makes
     before = run.in_order if kept else None

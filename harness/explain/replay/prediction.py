@@ -162,7 +162,7 @@ class Prediction:
 
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """Return ``likely`` with intervals that include ``others``, the same runs by other readings."""
+    """Return ``likely`` with intervals that include ``others``, the same runs under the other :data:`READINGS`."""
     if not others:
         return likely
     tokens = [prediction.tokens_per_s for prediction in others]

@@ -6,7 +6,7 @@
     sync      waits until the device has done the queued work (except the last ``back`` pieces), plus ``duration``
 
 Steps with the same sequence form a class. A synchronous device has no launches: its work is time on the host. Work that
-waited for its launches (``bounds``) takes the device time after the last one. There is a program for each reading.
+waited for its launches (``bounds``) takes the device time after the last one. Each :data:`Reading` has its program.
 """
 
 from __future__ import annotations

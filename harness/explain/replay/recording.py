@@ -76,7 +76,7 @@ class ReplayError(InputError):
 
 
 Array = NDArray[np.float64]
-# Readings of costs that a recording does not show, in addition to those of the device's work. AT_ONCE and LONGEST are
+# Assumptions about what a recording does not show: the device's work (``bounds``), and costs. AT_ONCE and LONGEST are
 # the least and the most that handing a batch over may take. Receiving a ready batch costs the main thread nothing, or
 # the whole hand-over. If no batch was ready to show it, replay assigns most of the hand-over to the main thread
 # (``batches``). A hand-over that was never waited for takes nothing beyond receiving, or HANDOVER_TIMES_MAX times the
@@ -118,7 +118,7 @@ class Recording:
     threads: int  # threads that compute on the host side by side; 1 on an asynchronous device
     cores: int
     asynchronous: bool  # the device is asynchronous and its work was recorded
-    # The same steps by the other readings of the device's work. Empty if they hardly differ.
+    # Classes of the steps under each other reading of the device's work. Empty if they hardly differ.
     other_classes: Mapping[Reading, tuple[tuple[StepClass, ...], NDArray[np.int64]]]
     busy_not_known: tuple[str, ...]  # names of work whose device time is unknown
     behind_full_queue: frozenset[str]  # names of work that may have waited in a queue that reports nothing
@@ -160,7 +160,7 @@ class Recording:
 
     @cached_property
     def other_readings(self) -> Mapping[Reading, Recording]:
-        """Recordings by all readings of the device's work except the likely one, which is the recording itself."""
+        """Recording under every :data:`Reading` except "likely", which is this recording itself."""
         return {
             name: replace(self, classes=step_classes, step_class=of_steps, other_classes={})
             for name, (step_classes, of_steps) in self.other_classes.items()
@@ -168,7 +168,7 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """Recordings by all other readings, by name: of the device's work, and least and most hand-over costs."""
+        """Recording under each of :data:`READINGS` but "likely": device work, least and most hand-over costs."""
         readings: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -378,7 +378,7 @@ def _drawn_ns(spans: RunSpans, count: int) -> Array:
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """Return the pieces of device ``work`` by this reading, in order of launch; a blocked piece as two."""
+    """Return the pieces of device ``work`` under ``reading``, in order of launch; a blocked piece as two."""
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -394,11 +394,11 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
-    """Return the readings that differ from the likely one by OPEN_DEVICE_SHARE of the time without fetches."""
+    """Return each :data:`Reading` that differs from "likely" by over OPEN_DEVICE_SHARE of the time outside fetches."""
     least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     candidates: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
-        candidates = candidates[:2]  # without blocking pieces the last reading equals the second
+        candidates = candidates[:2]  # without blocking pieces, "blocking" equals "working"
     return [reading for reading in candidates if work.differs_ns(reading) > least_ns]
 
 

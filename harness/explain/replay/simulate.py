@@ -325,8 +325,8 @@ class _Loop:
     def _resume(self, resume: Resume, *, first: bool) -> None:
         """Resume after a pause: the device is done, and the loader has got as far as ``resume`` records.
 
-        ``first``: before the first step. An exact replay takes over the recorded batches in flight.
-        Shorter pauses also pass for the loader.
+        ``first``: True before the first step. There, and where a repetition begins, an exact replay takes over the
+        recorded batches in flight. In shorter pauses, the loader has worked on.
         """
         while len(self.on_the_way) < self.p.in_flight:
             self._request()

@@ -220,7 +220,7 @@ def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
 
 
 def _fall(one: Split, source: str) -> tuple[float, float] | None:
-    """Return :func:`clock_fall` of one card's samples with work: an idle card lowers its clock."""
+    """Return :func:`clock_fall`, or None, of one card's samples with work: an idle card lowers its clock."""
     clocks, reasons = one[source, "sm_clock_mhz"], one.get((source, "throttle_reasons"))
     busy = np.ones(len(clocks.values), dtype=bool)
     if reasons is not None and len(reasons.values) == len(busy):

@@ -73,7 +73,7 @@ def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
 
 
 def print_script(plan: Plan, out: Path, force: bool = False) -> str:
-    """Return the batch script of a study, without submitting. ``force``: run what does not fit into memory."""
+    """Return the batch script of a study, without submitting. ``force``: True to ignore lack of memory."""
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     study = out.absolute() / plan.scenario.name / "<time>-<id>"
@@ -85,7 +85,7 @@ def print_script(plan: Plan, out: Path, force: bool = False) -> str:
 def submit_study(
     plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
 ) -> Outcome:
-    """Submit jobs of ``plan`` in a new study under ``out``; ``wait``: gather their runs. Raises InputError before."""
+    """Submit jobs of ``plan`` in a new study under ``out``. ``wait``: True to gather their runs. Raises InputError."""
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     check_slurm_here()

@@ -32,7 +32,7 @@ class Collector(Protocol):
         """Start a repetition: read the first values of counters. ``pids``: roles by process id."""
 
     def read(self, *, last: bool) -> bool:
-        """Read at a deadline. Return False for a missed reading. ``last``: the last one of a repetition."""
+        """Read at a deadline. Return False for a missed reading. ``last``: True for a repetition's last one."""
 
     def end(self) -> None:
         """Add a problem for each metric that never had a sample. No reading follows."""
@@ -145,7 +145,7 @@ class Sampling:
             return False
 
     def _next_order(self) -> SamplingOrder | None:
-        """Wait for the next order and return it; None if the next deadline of the repetition comes first."""
+        """Wait for the next order and return it; None if the next sample of the repetition is due first."""
         while not self._lines:
             timeout_s = None
             if self._deadlines is not None:

@@ -53,7 +53,7 @@ def find_pretokenized(path: str) -> list[Pretokenized]:
 
 
 def read_flat(name: str) -> Iterator[Any]:
-    """Yield the documents of flat tokens as Arrow lists. ``name``: the file with the tokens."""
+    """Yield arrays of documents: a flat corpus's tokens as Arrow lists. ``name``: the file with the tokens."""
     import pyarrow as pa
 
     folder = Path(name).parent
@@ -110,7 +110,7 @@ def read(
 ) -> Iterator[Any]:
     """Yield the documents in order: Arrow arrays of strings or lists of integers, or lists of lists of messages.
 
-    Every array is validated (offsets, UTF-8). ``masked``: leave out token ids whose mask is 0.
+    Every array is validated (offsets, UTF-8). ``masked``: True to leave out token ids whose mask is 0.
     """
     if format == "text":
         yield from text.read(name, split)

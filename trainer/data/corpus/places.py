@@ -78,8 +78,8 @@ def filesystem_of(url: str, key: str) -> tuple[Any, str]:
 def open_file(name: str, mapped: bool = False) -> Any:
     """Return the file ``name``, a path or a URL, opened by pyarrow with random access.
 
-    Raises InputError if it cannot be opened. ``mapped``: map a local file into memory. Arrays are then views of it, and
-    its pages count as this process' memory.
+    Raises InputError if it cannot be opened. ``mapped``: True to map a local file into memory. Arrays are then views of
+    it, and its pages count as this process' memory.
     """
     import pyarrow as pa
 

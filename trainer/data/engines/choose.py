@@ -76,9 +76,9 @@ def installed(library: str) -> bool:
     return True
 
 
-def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, policies: Sequence[str]) -> None:
-    """Raise InputError if a document contains one of ``tokens``; ``policies`` are the allowed ones instead."""
-    if (match := _holding(corpus, tokens, key)) is not None:
+def check_no_special_tokens(corpus: Corpus, tokens: list[str], fingerprint: str, policies: Sequence[str]) -> None:
+    """Raise InputError, naming the allowed ``policies``, if a document contains one of the special ``tokens``."""
+    if (match := _holding(corpus, tokens, fingerprint)) is not None:
         count, document, token = match
         raise InputError(
             f"data.tokenizer.special_tokens_in_text: refuse: {count} document{'s' * (count != 1)} of {corpus.name} hold"
@@ -87,14 +87,14 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, poli
         )
 
 
-def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
-    """Raise InputError if a chat template writes one of ``tokens``, which the tokenizer encodes as text."""
+def check_template(corpus: Corpus, tokens: list[str], fingerprint: str) -> None:
+    """Raise InputError if the chat template writes a token of ``tokens``, which the tokenizer takes for text."""
     template = corpus.template
     if template is None:
         return
     used = {value for name, value in template.tokens if name in template.source}
     written = [token for token in tokens if token in used or token in template.source]
-    if written and (match := _holding(corpus, written, key)) is not None:
+    if written and (match := _holding(corpus, written, fingerprint)) is not None:
         raise InputError(
             f"data.corpus.chat_template: {template.name} writes {literal(match[2])}, of which sentencepiece makes ids "
             "of its characters; give the tokenizer's folder or its tokenizer.json (data.tokenizer.pretrained), or "
@@ -102,8 +102,11 @@ def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
         )
 
 
-def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
-    """Return (number of documents with a token, index of the first one, its token), cached; None without any."""
+def _holding(corpus: Corpus, tokens: list[str], fingerprint: str) -> tuple[int, int, str] | None:
+    """Return (number of documents with a token, index of the first one, its token); None without any.
+
+    The result is cached. ``fingerprint``: of the tokenizer.
+    """
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0
@@ -115,7 +118,7 @@ def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, 
                 document += 1
         return [count, first]
 
-    count, first = cache.remember("special-tokens", [tokens, corpus.fingerprint, key], search)
+    count, first = cache.remember("special-tokens", [tokens, corpus.fingerprint, fingerprint], search)
     return (count, *first) if count else None
 
 

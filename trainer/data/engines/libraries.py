@@ -170,7 +170,7 @@ def load_auto(location: str, name: str | None = None) -> Any:
 
 
 def carried_code(folder: Path, of_tokenizer: bool = False) -> list[str]:
-    """Return a folder's own code (``auto_map``) as "file: class"; ``of_tokenizer``: only the tokenizer's."""
+    """Return a folder's own code (``auto_map``) as "file: class"; ``of_tokenizer``: True for the tokenizer's only."""
     code = []
     for file in ("tokenizer_config.json", "config.json"):
         try:

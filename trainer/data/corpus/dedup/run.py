@@ -89,8 +89,8 @@ def deduplicate(
 
     ``finish`` adds further files to it. Until it is whole, the folder has a temporary name and temporary files (8 bytes
     per shingle). ``spark`` chooses that engine. ``workers``: threads of the local engine (default: one per core).
-    ``with_edges``: keep the pairs above the threshold (24 bytes each). ``stage`` is called with the name of each stage,
-    ``progress`` with the number of sketched documents.
+    ``with_edges``: True to keep the pairs above the threshold (24 bytes each). ``stage`` is called with the name of
+    each stage, ``progress`` with the number of sketched documents.
     """
     if corpus.content != "text":
         raise InputError(

@@ -199,7 +199,7 @@ def _points(text: str) -> Hashes:
 
 
 def _pieces(text: str, whole: bool) -> Iterator[str]:
-    """Yield pieces of the text that end before white space. ``whole``: never cut a word, even a very long one."""
+    """Yield pieces of the text that end before white space. ``whole``: True to never cut a long word."""
     start = 0
     while len(text) - start > _PIECE:
         end = start + _PIECE

@@ -285,7 +285,7 @@ class TextStream:
 def _sketches(
     settings: DedupSettings, groups: Iterator[TextGroup], workers: int
 ) -> Iterator[tuple[ShingleSets, Sketch]]:
-    """Yield shingle sets and sketch (rows from 0) of each group. Threads work ahead on the next groups."""
+    """Yield shingle sets and sketch of each group, with rows from 0 in each. Threads work ahead on the next groups."""
     shingler, minhash = Shingler(settings.shingling), MinHash(settings.banding, settings.seed)
 
     def sketch(group: TextGroup) -> tuple[ShingleSets, Sketch]:

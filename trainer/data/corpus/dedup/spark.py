@@ -237,10 +237,11 @@ class _SparkTables:
         return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
 
     def _parts(self, removed: Any) -> Any:
-        """Return the frame of written shares. A mark ensures that shares without removals are written, too."""
+        """Write the files of each share (a run of documents). Return a frame with the numbers of the written shares."""
         from pyspark.sql import functions as f
 
         nothing = [f.lit(-1).cast("long").alias(name) for name in ("row", "kept", "neighbour")]
+        # A mark ensures that shares without removals are written, too.
         marks = self._session.range(self._job.count).select(
             f.col("id").alias("number"), *nothing, f.lit(0.0).alias("jaccard")
         )

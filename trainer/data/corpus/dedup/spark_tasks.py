@@ -20,7 +20,7 @@ REMOVED = "number long, row long, kept long, neighbour long, jaccard double"
 
 
 def sketch(job: DedupJob) -> Task:
-    """Return the Spark task that sketches shares: from their numbers to a row per document with shingles."""
+    """Return the Spark task that sketches shares: takes their numbers, yields a row per document with shingles."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -75,7 +75,7 @@ def verify(job: DedupJob) -> Task:
 
 
 def write(job: DedupJob) -> Task:
-    """Return the Spark task that writes the files of shares: from sorted removals to numbers of written shares.
+    """Return the Spark task that writes the files of shares: takes sorted removals, yields numbers of written shares.
 
     A mark (row -1) for each share ensures that shares without removals are written, too.
     """
