@@ -42,7 +42,7 @@ class StepSeen(NamedTuple):
 
 
 class BlockPlan(NamedTuple):
-    """BlockPlan of a process's steps into blocks."""
+    """Division of a process's steps into blocks."""
 
     alternating: bool = False  # True if the program takes turns with others: all is one block
     profiled: int = 0  # unmeasured first steps, up to the end of a profiled window: the block PROFILED_PART

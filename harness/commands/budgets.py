@@ -251,7 +251,7 @@ def stopped_line(folder: Path, cut: str | None) -> str:
 
 
 def say_cost(folder: Path) -> None:
-    """Print predicted against actual cost of the study or training; nothing without a budget, or if it stopped it."""
+    """Print predicted against actual cost of the study or training; nothing without a budget, or after its stop."""
     from harness.launch.budget import read_cost
     from harness.show.cost import actual_line
 

@@ -422,7 +422,7 @@ def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> 
 
 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
-    """Return the rank, and its part of the step, that others wait for most. ``known``: steps with all arrivals."""
+    """Return the rank and part of its step that others wait for most, or None. ``known``: steps with all arrivals."""
     steps = int(known.sum())
     arrivals = np.stack([rank.arrival[known] for rank in ranks])
     last = arrivals.max(axis=0)

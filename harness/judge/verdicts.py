@@ -243,7 +243,7 @@ def _spread(one: Estimate | None) -> float | None:
 def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
     """Return the estimated total of blocks that would find a difference, or exclude one of :data:`COARSE_RESOLUTION`.
 
-    None if too many, or with too few yet. Interval and floor shrink as Student's quantile / sqrt(blocks).
+    None if over BLOCKS_ASKED_MAX or not known yet. Interval and floor shrink as Student's quantile / sqrt(blocks).
     """
     if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
         return None

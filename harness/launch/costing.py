@@ -169,7 +169,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
 
 
 def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
-    """True if runs save checkpoints: with a model, on a real device. ``trains``: True for a training."""
+    """True if runs save checkpoints: with a model, on a real device, if configured or if ``trains`` (a training)."""
     has_state = config.compute.emulated is None and config.compute.work != "none"
     return has_state and (trains or config.checkpoint is not None)
 

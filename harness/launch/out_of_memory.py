@@ -39,7 +39,7 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
     """Return ``; by the arithmetic ...`` with settings that fit ``memory_bytes`` of one rank; "" if unknown.
 
-    ``vocab_size``: of the tokenizer; None if only the configuration is known. ``on_card``: True for a card.
+    ``vocab_size``: of the tokenizer; None if only the configuration is known. ``on_card``: True for a card's memory.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""

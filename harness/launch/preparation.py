@@ -340,7 +340,10 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the data and model part of a run's first message. Adds those of the user's code to ``fingerprints``."""
+    """Return the data and model part of a run's first message. ``tried``: trials of the user's code, with its files.
+
+    Adds the fingerprints of the user's code and model files to ``fingerprints`` (study.json).
+    """
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 

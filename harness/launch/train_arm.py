@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def train_arm(
     plan: Plan, goal: Goal | None, out: Path, command: Sequence[str], source: str, options: TrainingOptions
 ) -> Trained:
-    """Train the single arm of ``plan`` in ``out``. ``goal``: None: the scenario's steps. Raises InputError before."""
+    """Train the single arm of ``plan`` in ``out``. ``goal``: None for the scenario's steps. Raises InputError."""
     resume = options.resume
     arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})

@@ -171,7 +171,10 @@ def read_losses(path: Path) -> list[LossRow]:
 def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return a CSV table's rows by ``made``, without an incomplete last one. ``older``: earlier columns. InputError."""
+    """Return a CSV table's rows by ``made``, without an incomplete last one. Raises InputError for another content.
+
+    ``older``: columns of earlier versions.
+    """
     try:
         with open(path, newline="") as file:
             rows = list(csv.reader(file))

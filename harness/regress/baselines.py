@@ -198,7 +198,7 @@ def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
 
 
 def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
-    """Raise NoBaselineError if this arm has no baseline in ``environment``. Its device is not known yet: any counts."""
+    """Raise NoBaselineError if this arm has no baseline in ``environment``, whatever the device (not known yet)."""
     machine = _machine_of(environment)
     if not any(_machine_of(baseline.series.environment) == machine for baseline in _of_arm(folder, scenario, arm)):
         raise _missing(folder, scenario, arm, machine, command)

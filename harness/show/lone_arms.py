@@ -368,7 +368,7 @@ def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
-    """Format ``1.020x as fast (1.010x to 1.030x)``. ``kinds``: two kinds of blocks, formatted instead."""
+    """Format ``1.020x as fast (1.010x to 1.030x)``. ``kinds``: two kinds of blocks, formatted instead if given."""
     uneven = arm.totals.uneven
     if kinds is None or uneven is None:
         return f"{ratio(one.median)} as fast{_range(one)}"

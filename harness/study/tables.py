@@ -39,7 +39,7 @@ class StoredTable:
         self._kept: pa.Table | None = None
 
     def check(self, *, as_written: bool = False) -> None:
-        """Raise InputError if the file is damaged. ``as_written``: True if a digest matched: only open it."""
+        """Raise InputError if the file is damaged. ``as_written``: True if a digest matched. Opens large files only."""
         if self._path.stat().st_size <= SMALL_FILE_BYTES:
             self.read()
             return

@@ -30,7 +30,7 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError if a full trial (or all of a projection) exceeds the budget; without ``pilots``, of tokens."""
+    """Raise InputError if a full trial (or all of a projection) exceeds the budget; without ``pilots``, its tokens."""
     space = configs.space()
     stages = settings.strategy.stages(space)
     if projection_of(settings.strategy, space) is not None:

@@ -57,7 +57,7 @@ MOST_DRAWN = 100_000
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a user's dataset. ``begin`` yields the indices of each batch of an epoch of ``batches``, if known."""
+    """Order of a user's dataset. ``begin`` yields the indices of each batch of an epoch, ``batches`` if known."""
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None

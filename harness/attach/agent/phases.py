@@ -122,7 +122,7 @@ def _mark() -> None:
 
 
 def interrupted(*, in_step: bool) -> None:
-    """End every open phase after a program's signal handler raised within a hook. ``in_step``: True to note it."""
+    """End every open phase after a signal handler raised within a hook. ``in_step``: True to note that in the step."""
     stages.forget()
     state.making = None
     state.core = stages.CpuReading()

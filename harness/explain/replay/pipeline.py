@@ -36,7 +36,7 @@ class Tape(NamedTuple):
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """Return the order of steps and batches. ``exact``: True as recorded; else measured steps and usable batches."""
+    """Return the order of steps and batches. ``exact``: True for all, else only measured steps and usable batches."""
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable

@@ -160,7 +160,7 @@ class _CardReader:
             self._attempt(reader, partial(reader.begin, pids))
 
     def read(self, *, last: bool) -> bool:
-        """Sample each metric that is due; False if none could be read. ``last``: True to skip metrics that block."""
+        """Sample each metric that is due; False if none could be read. ``last``: True to skip slow metrics."""
         now = monotonic_ns()
         slow = now >= self._slow_due_ns
         if slow:

@@ -53,7 +53,7 @@ def find_pretokenized(path: str) -> list[Pretokenized]:
 
 
 def read_flat(name: str) -> Iterator[Any]:
-    """Yield arrays of documents: a flat corpus's tokens as Arrow lists. ``name``: the file with the tokens."""
+    """Yield arrays of many documents each, as Arrow lists of tokens. ``name``: the file with the flat tokens."""
     import pyarrow as pa
 
     folder = Path(name).parent

@@ -14,7 +14,7 @@ GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 
 @dataclass(frozen=True)
 class ByteLevelBpe:
-    """A byte-level BPE tokenizer. ``ranks``: priority of each piece's merge; ``ids``: of ranks, then added tokens."""
+    """A byte-level BPE tokenizer. ``ranks``: priority of each piece's merge; ``ids``: by rank, then of added tokens."""
 
     ranks: dict[bytes, int]
     added: dict[str, int]  # numbers that continue the ranks
