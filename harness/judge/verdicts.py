@@ -165,7 +165,7 @@ def _of_noise(
     step_time: Estimate | None,
     cores: tuple[float, float] | None,
 ) -> Iterator[Doubt]:
-    """Yield a doubt if the ratio itself is useless, and different work per step is not the reason."""
+    """Yield a doubt if noise makes the ratio useless, unless different work per step is the reason."""
     noisy = is_useless(shown) and not holds_other_work(step_time, shown)
     if direction == "none" and (noisy or noise_floor > policy.USELESS_FLOOR):
         yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)

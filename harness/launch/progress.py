@@ -105,7 +105,7 @@ class Progress(_Display):
     """Context that displays a study's progress: runs, steps, steps per second and time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
-        """``total_runs``: planned; None if unknown. ``total_steps``: planned. ``heard``: called per repetition."""
+        """Set up. ``total_runs``, ``total_steps``: planned (None: unknown). ``heard``: called per repetition."""
         super().__init__()
         self._heard = heard
         self._total_runs = total_runs

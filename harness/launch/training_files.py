@@ -204,7 +204,7 @@ class TrainingRecorder(StepRecorder):
         evaluations: EvaluationTable | None = None,
         ranks: int = 1,
     ) -> None:
-        """``table``, ``evaluations``: None in ranks other than rank 0. ``tokens``: number before this part.
+        """Set up. ``table``, ``evaluations``: None in ranks other than rank 0. ``tokens``: number before this part.
 
         ``ranks``: number of ranks; all are assumed to receive as many tokens as this one.
         """

@@ -93,7 +93,7 @@ def _begun(
 def resume_sweep(
     path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run the remaining trials of ``path``. ``budget``: replaces recorded budget and limits; None keeps them."""
+    """Run the remaining trials of the sweep ``path``. ``budget``: replaces recorded budget and limits, if given."""
     folder = SweepFolder(path)
     record = folder.read()
     settings, config = recorded_sweep(record, folder)

@@ -197,7 +197,7 @@ def add(name: str, start_ns: int, cpu_ns: int) -> None:
 
 
 def take() -> list[Piece]:
-    """Return this thread's completed pieces since the last call, in order; of long lists one per stage."""
+    """Return this thread's completed pieces since the last call, in order. A long list is merged: one per stage."""
     making = _thread.making
     pieces, making.pieces = making.pieces, []
     return pieces if len(pieces) <= MAX_PIECES_OF_A_BATCH else _merged(pieces)

@@ -144,7 +144,7 @@ def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Number of the cluster of each row (-1: no label), and of the labels with an ``unknown`` id."""
+    """Cluster of each row by number (-1: no label). ``unknown``: number of labels whose id no row has."""
 
     of: Integers
     unknown: int = 0
