@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -83,12 +84,18 @@ def _retaining(raw: Path, after_s: int) -> Iterator[None]:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), RETENTION_NICE)
         from harness.attach.retention import Retention  # 1 s of CPU, which a short program does not pay
 
-        retention = Retention(raw)
+        retention, failed = Retention(raw), False
         while not over.wait(RETENTION_LOOK_S):
             try:
                 retention.look()
-            except OSError:  # The folder is gone or the disk is full: the record stays as it is.
-                return
+            except Exception as error:  # For example a full disk. The next look tries again.
+                if not failed:
+                    print(
+                        f"harness: the record in {raw} could not be shortened ({type(error).__name__}: {error}). It "
+                        "grows until that succeeds. The program goes on",
+                        file=sys.stderr,
+                    )
+                failed = True
 
     thread = threading.Thread(target=look, name="retention", daemon=True)
     thread.start()

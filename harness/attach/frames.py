@@ -5,7 +5,9 @@ The file of a killed process may end with a partial frame or zeros. All complete
 
 from __future__ import annotations
 
+import errno
 import marshal
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,10 +137,14 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def append(path: Path, word: str, content: Any) -> None:
-    """Append a frame, by one system call, to the file ``path``, which may not exist."""
+    """Append a frame, by one system call, to the file ``path``, which may not exist. An error leaves no part of it."""
     frame = marshal.dumps((word, content))
+    frame = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
     with path.open("ab", buffering=0) as file:
-        file.write(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
+        size = file.tell()
+        if file.write(frame) < len(frame):
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read(folder: Path) -> list[AttachedProcess]:

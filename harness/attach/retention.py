@@ -49,7 +49,6 @@ from harness.study.run_data import LongStep, Minute
 FIRST, LAST = 5, 2  # closed segments that are always kept whole
 RETAINED_BYTES = 8 << 20  # of further closed segments that are kept whole, unless a single one is larger
 WORKER_MARGIN_NS = 120 * 1_000_000_000  # by which loader workers make batches before their step
-DIVIDED_STEPS = 1000  # of a segment, whose parts are added up: more change the means by next to nothing
 LONG_RATIO = 4.0  # a step longer than so many medians of its minute is kept as a LongStep
 MOST_LONG_STEPS = 20  # of one minute
 
@@ -78,30 +77,36 @@ class Retention:
         self._facts: dict[Path, ProcessFacts] = {}
         self._trainers: dict[Series, _Trainer] = {}
         self._seen: set[Path] = set()  # closed segments of trainers
+        self._workers: set[Path] = set()  # closed files of loader workers
 
     def look(self) -> None:
         files = self._files()
-        workers: list[Path] = []
         for series, paths in files.items():
             for path in paths[:-1]:  # The last one may still be written.
-                if path in self._seen or path in workers:
+                if path in self._seen or path in self._workers:
                     continue
                 if self._is_worker(path):
-                    workers.append(path)
+                    self._workers.add(path)
                 else:
                     self._close(series, path)
-            if self._is_worker(paths[-1]) and not _is_alive(series[0]):
-                workers.append(paths[-1])
+            if paths[-1] not in self._workers and not _is_alive(series[0]) and self._is_worker(paths[-1]):
+                self._workers.add(paths[-1])
             if series in self._trainers:
                 self._thin(series)
-        self._remove_unused(workers)
+        self._workers &= self._facts.keys()
+        self._remove_unused()
 
     def _files(self) -> dict[Series, list[Path]]:
         """Return the files of each series, in order."""
         files: dict[Series, list[Path]] = {}
-        for path in self._raw.glob(f"*{SUFFIX}"):
+        present = set(self._raw.glob(f"*{SUFFIX}"))
+        self._facts = {path: facts for path, facts in self._facts.items() if path in present}
+        for path in present:
             if path not in self._facts:
-                word, content = next(frames(path), ("", None))
+                try:
+                    word, content = next(frames(path), ("", None))
+                except FileNotFoundError:  # A thread of the program opened a file after another one had.
+                    continue
                 if word != PROCESS or content is None:
                     continue
                 self._facts[path] = ProcessFacts(**content)
@@ -116,11 +121,13 @@ class Retention:
     def _close(self, series: Series, path: Path) -> None:
         trainer = self._trainers.setdefault(series, _Trainer())
         facts = self._facts[path]
-        minute, trainer.open_step, ended_ns = summarize(path, facts, trainer.open_step)
+        minute, open_step, ended_ns = summarize(path, facts, trainer.open_step)
+        size = path.stat().st_size
         if minute is not None:
             append(self._raw / DIGEST, MINUTE, (series, facts.segment, asdict(minute)))
+        trainer.open_step = open_step  # An error before this line changes nothing: the next look tries again.
         trainer.whole.add(len(trainer.closed))
-        trainer.closed.append(_Closed(path, path.stat().st_size, facts.now_ns, ended_ns))
+        trainer.closed.append(_Closed(path, size, facts.now_ns, ended_ns))
         self._seen.add(path)
 
     def _thin(self, series: Series) -> None:
@@ -136,8 +143,11 @@ class Retention:
         path.unlink(missing_ok=True)
         self._facts.pop(path, None)
 
-    def _remove_unused(self, workers: Sequence[Path]) -> None:
-        """Delete the closed files of loader workers whose batches only deleted segments used."""
+    def _remove_unused(self) -> None:
+        """Delete the closed files of loader workers whose batches only deleted segments used.
+
+        Earlier batches than a kept segment arrive in its first steps, which are not measured after a deleted one.
+        """
         whole: list[_Closed] = []
         latest_ns = 0  # end of the last deleted segment
         for trainer in self._trainers.values():
@@ -146,14 +156,13 @@ class Retention:
                     whole.append(segment)
                 else:
                     latest_ns = max(latest_ns, segment.ended_ns)
-        for path in workers:
+        for path in sorted(self._workers):
             begun_ns = self._facts[path].now_ns
             ended_ns = time.monotonic_ns() - round((time.time() - path.stat().st_mtime) * 1e9)
-            used = any(
-                segment.begun_ns - WORKER_MARGIN_NS < ended_ns and begun_ns < segment.ended_ns for segment in whole
-            )
+            used = any(segment.begun_ns < ended_ns and begun_ns < segment.ended_ns for segment in whole)
             if not used and ended_ns + WORKER_MARGIN_NS < latest_ns:
                 self._delete(path)
+                self._workers.discard(path)
 
 
 def kept(sizes: Sequence[int]) -> set[int]:
@@ -202,8 +211,10 @@ def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, 
     long = [int(number) for number in np.argsort(wall_ns)[::-1] if wall_ns[number] > LONG_RATIO * median_ns]
     tokens = samples = collecting_ns = waiting_ns = 0
     memory: int | None = None
+    parts_ns: Counter[str] = Counter()
     for step in steps:
         waiting_ns += _waiting_ns(step)
+        parts_ns.update(own_ns(step.body))
         for event in step.body:
             if event[0] == RECEIVED:
                 tokens += event[2]
@@ -212,10 +223,6 @@ def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, 
                 collecting_ns += event[2]
             elif event[0] == MEMORY_READ:
                 memory = event[1] + event[2]
-    parts_ns: Counter[str] = Counter()
-    divided = steps[:: -(-count // DIVIDED_STEPS)]
-    for step in divided:
-        parts_ns.update(own_ns(step.body))
     begun_ns = steps[0].begun[1]
     return Minute(
         first_step=steps[0].number,
@@ -228,7 +235,7 @@ def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, 
         p90_ms=p90_ns / 1e6,
         p99_ms=p99_ns / 1e6,
         max_ms=float(wall_ns.max()) / 1e6,
-        parts_ms={name: ns / 1e6 / len(divided) for name, ns in parts_ns.items()},
+        parts_ms={name: ns / 1e6 / count for name, ns in parts_ns.items()},
         waiting_ms=waiting_ns / 1e6 / count,
         collecting_ms=collecting_ns / 1e6 / count,
         evaluating_s=evaluating_ns / 1e9,
@@ -264,14 +271,15 @@ def minutes_of(raw: Path, process: AttachedProcess) -> dict[int, Minute]:
     """Return the minutes of ``process`` by segment: from the digest in ``raw``, or from its files."""
     series = process.process.series
     minutes = {segment: made_of(Minute, content) for whose, segment, content in digests(raw, MINUTE) if whose == series}
-    open_step: Event | None = None
-    for segment in process.segments:
-        if segment.number not in minutes:
+    for stretch in process.stretches:
+        open_step: Event | None = None
+        for segment in stretch:
+            if segment.number in minutes and segment.number + 1 in minutes:
+                open_step = None
+                continue
             minute, open_step, _ = summarize(segment.path, process.process, open_step)
             if minute is not None:
-                minutes[segment.number] = minute
-        else:
-            open_step = None
+                minutes.setdefault(segment.number, minute)
     return dict(sorted(minutes.items()))
 
 

@@ -72,10 +72,10 @@ def write_tables(
     """
     with ExitStack() as unfinished:
         blocks = _Blocks(process, made_by, folder_of, plan, unfinished)
-        works = _works(process)
         for number, stretch in enumerate(blocks.stretches):
             blocks.begin_stretch(stretch)
-            for step in _with_works(steps_of(events(segment.path for segment in stretch)), works):
+            steps = steps_of(events(segment.path for segment in stretch))
+            for step in _with_works(steps, _works(process, stretch)):
                 if step.ended is not None or number == len(blocks.stretches) - 1:  # else it ended in a deleted segment
                     blocks.add(step)
         return blocks.finish()
@@ -225,15 +225,15 @@ def _with_works(steps: Iterator[StepSeen], works: Iterator[Kernel]) -> Iterator[
         running = [late for late in (*running, *launched) if late.end_ns > step.end_ns]
 
 
-def _works(process: AttachedProcess) -> Iterator[Kernel]:
-    """Yield the process's device work as kernels, on the host's clock, in launch order; none if clocks are unknown."""
+def _works(process: AttachedProcess, stretch: Sequence[Segment]) -> Iterator[Kernel]:
+    """Yield the device work in ``stretch`` as kernels in launch order, on the host's clock; none if it is unknown."""
     clocks = process.noted("device_clock")
     if len(clocks) != 2 or process.noted("device_fault"):  # a part is missing, for example in a killed program
         return
     (host_ns, device_ns), (last_host_ns, last_device_ns) = clocks
     # The two clocks drift apart by tens of parts per million.
     scale = (last_host_ns - host_ns) / max(1, last_device_ns - device_ns)
-    for portion in events(segment.path for stretch in process.stretches for segment in stretch):
+    for portion in events(segment.path for segment in stretch):
         for event in portion:
             if event[0] == DEVICE_WORK:
                 _, name, launch_start, launch_end, start, end = event

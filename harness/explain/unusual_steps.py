@@ -360,7 +360,7 @@ class Span(NamedTuple):
     parts_ms: dict[str, float]  # mean of a step by phase
     waiting_ms: float  # mean of a step: runnable without a core
     tokens_per_s: float | None
-    memory_bytes: int | None  # at the end
+    memory_bytes: int | None  # last reading; readings become rarer, so a minute may have none
 
 
 class Excess(NamedTuple):
@@ -399,7 +399,7 @@ def _span(minutes: Sequence[Minute]) -> Span:
         {name: sum(minute.parts_ms.get(name, 0.0) * minute.steps for minute in minutes) / steps for name in names},
         sum(minute.waiting_ms * minute.steps for minute in minutes) / steps,
         tokens / wall_s if tokens else None,
-        last.memory_bytes,
+        next((minute.memory_bytes for minute in reversed(minutes) if minute.memory_bytes is not None), None),
     )
 
 

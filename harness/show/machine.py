@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from statistics import median
 
 from harness.explain.policy import OUTLIER_QUARTILES
 from harness.explain.unusual_steps import Excess, Span, StepTimes, longest_steps, spans
@@ -22,7 +23,7 @@ from harness.show.tables import (
     table,
 )
 from harness.show.text.findings import device_finding, host_finding
-from harness.show.words import number, percent, ratio
+from harness.show.words import duration, number, percent, ratio
 from harness.study.run_data import History
 
 LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
@@ -205,9 +206,12 @@ def history_section(history: History | None, names: ArmNames) -> str:
         if len(history.minutes) > 1:
             parts.append(f"### {safe(names.short(arm))}")
         if thinned := history.thinned.get(arm, 0):
+            typical_s = median(minute.span_s for minute in minutes)
             parts.append(
-                f"Of {len(minutes)} minutes, {len(minutes) - thinned} were kept step by step: the first, the last, and "
-                "evenly spread ones. All other figures of this report come from these. This table includes every step."
+                f"Of {len(minutes)} parts of the run, of about {duration(typical_s)} each, {len(minutes) - thinned} "
+                "were kept step by step: the first, the last, and evenly spread ones. The other sections show "
+                "these steps. This section includes every measured step. Median and "
+                "p99 of a row are those of its typical part."
             )
         parts.append(column_table(spans(minutes), _SPAN_COLUMNS))
         if excesses := longest_steps(minutes, OUTLIERS_LISTED):
@@ -215,7 +219,7 @@ def history_section(history: History | None, names: ArmNames) -> str:
             parts.append("Longest steps, and where most of the additional time went:")
             parts.append(column_table(excesses, _EXCESS_COLUMNS))
             if left_out:
-                parts.append(f"{left_out} further long steps were not kept: too many in one minute.")
+                parts.append(f"{left_out} shorter long steps were not kept: too many in one part of the run.")
     return joined(*parts)
 
 

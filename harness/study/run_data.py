@@ -237,7 +237,7 @@ class LongStep:
 
 @dataclass(frozen=True)
 class Minute:
-    """The measured steps of one segment of a program's record: a minute, or longer if few steps ran."""
+    """The measured steps of one segment of a program's record: a minute, or longer (few steps) or less (very many)."""
 
     first_step: int  # number in the program
     start_utc_s: float  # seconds since 1970-01-01 UTC
@@ -255,7 +255,7 @@ class Minute:
     evaluating_s: float  # total time of the steps with an evaluation, which are not measured
     tokens: int  # 0: unknown
     samples: int
-    memory_bytes: int | None  # of the process and its children, at the last reading
+    memory_bytes: int | None  # of the process and its children, at the last reading; None without one
     long_steps: tuple[LongStep, ...] = ()
     long_steps_left_out: int = 0  # shorter ones than these
 

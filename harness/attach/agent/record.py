@@ -185,15 +185,17 @@ def _new_file(now_ns: int, series_ns: int, segment: int) -> tuple[str, FrameFile
 
 
 def _continue(file: FrameFile) -> None:
-    """Continue ``file`` in a new one, unless another thread does so."""
+    """Continue ``file`` in a new one, unless another thread does so or none can be opened."""
     global _file, _segment
     if not _continuing.acquire(blocking=False):
         return
     try:
         if _file is file and _owner == os.getpid():
+            _, _file = _new_file(time.monotonic_ns(), _series_ns, _segment + 1)
             _segment += 1
-            _, _file = _new_file(time.monotonic_ns(), _series_ns, _segment)
             file.close()
+    except OSError:  # The program may have too many files open. This one is continued once it is as large again.
+        file.size = 0
     finally:
         _continuing.release()
 

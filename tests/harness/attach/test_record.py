@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -62,6 +63,26 @@ def test_a_file_that_took_the_number_of_ours_is_left_as_it_is(record: Any, tmp_p
     os.close(number)
     os.close(descriptor)
     assert list(frames.frames(tmp_path / "1.frames")) == FRAMES[9:11]
+
+
+def test_a_file_is_continued_as_it_is_if_no_other_can_be_opened(
+    record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may have as many files open as it is allowed to."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    file = record.FrameFile(str(path := tmp_path / "1.frames"))
+    for name, value in {"_file": file, "_owner": os.getpid(), "_segment": 0, "_new_file": fails}.items():
+        monkeypatch.setattr(record, name, value)
+    file.until_ns = 1
+    large = "x" * record.SEGMENT_BYTES[0]
+    record.write("note", large)
+    record.write("note", large)
+    assert list(frames.frames(path)) == [("note", large)] * 2
+    assert (record._file, record._segment) == (file, 0)
+    file.close()
 
 
 def test_short_steps_share_a_frame(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.attach import command, retention
-from harness.attach.agent.events import PAUSE, STEP
-from harness.attach.frames import Series, append, read
-from harness.attach.retention import FIRST, LAST, RETAINED_BYTES, Retention, kept, minutes_of, thinned
-from harness.attach.steps import write_tables
+from harness.attach.agent.events import DEVICE_WORK, ENTER, EXIT, PAUSE, RECEIVED, STEP
+from harness.attach.frames import Series, append, events, frames, read
+from harness.attach.retention import FIRST, LAST, RETAINED_BYTES, Retention, kept, minutes_of, summarize, thinned
+from harness.attach.steps import steps_of, write_tables
 from harness.attach.study import make_study
-from harness.attach.totals import REPETITION_STEPS
+from harness.attach.totals import REPETITION_STEPS, data_ended
 from harness.show.build import build_report
 from harness.study.run_data import read_history
 from harness.study.store import StudyFolder
@@ -76,17 +79,107 @@ def test_of_deleted_segments_the_notes_and_a_minute_remain(tmp_path: Path, monke
     assert [segment.number for segment in after.segments] == [0, 1, 2, 3, 4, 5, 13, 21, 29, 37, 38, 39]
     assert (after.notes, after.steps) == (before.notes, before.steps)
     expected, minutes = minutes_of(whole, before), minutes_of(bound, after)
-    # The last one is still open: its first step began in the segment before it, which is closed.
-    assert minutes == {**expected, 39: minutes[39]}
-    assert minutes[39].steps == expected[39].steps - 1
+    assert minutes == expected
     assert [minute.first_step for minute in thinned(after, minutes)] == [
         STEPS * number for number in range(segments) if number not in {s.number for s in after.segments}
     ]
-    assert all(
-        minute.steps == STEPS and minute.p50_ms == pytest.approx(1.0)
-        for minute in minutes.values()
-        if minute.first_step < 39 * STEPS
-    )
+    assert all(minute.p50_ms == pytest.approx(1.0) for minute in minutes.values())
+    assert {minute.steps for minute in minutes.values() if minute.first_step < 39 * STEPS} == {STEPS}
+
+
+def test_an_error_of_a_look_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, 20, looks=False)
+    (process,) = read(tmp_path)
+    expected = minutes_of(tmp_path, process)
+    tries = 0
+
+    def append_at_second_try(path: Path, word: str, content: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries % 2:
+            raise OSError("a full disk")
+        append(path, word, content)
+
+    monkeypatch.setattr(retention, "append", append_at_second_try)
+    monkeypatch.setattr(retention, "RETAINED_BYTES", 1)
+    looking = Retention(tmp_path)
+    for _ in range(100):
+        with suppress(OSError):
+            looking.look()
+    (process,) = read(tmp_path)
+    assert [segment.number for segment in process.segments] == [0, 1, 2, 3, 4, 5, 17, 18, 19]
+    assert minutes_of(tmp_path, process) == expected
+
+
+def test_half_an_appended_frame_is_taken_back(tmp_path: Path) -> None:
+    append(path := tmp_path / "digest", "minute", 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space"):
+            append(path, "minute", "x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    append(path, "minute", 2)
+    assert list(frames(path)) == [("minute", 1), ("minute", 2)]
+
+
+def test_looks_go_on_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks, enough = [0], threading.Event()
+
+    def look(_: Retention) -> None:
+        looks.append(0)
+        if len(looks) > 3:
+            enough.set()
+        raise OSError("a full disk")
+
+    monkeypatch.setattr(command, "RETENTION_LOOK_S", 0.01)
+    monkeypatch.setattr(command, "RETENTION_NICE", 0)
+    monkeypatch.setattr(Retention, "look", look)
+    with command._retaining(tmp_path, 0):
+        assert enough.wait(60)
+    assert capsys.readouterr().err.count("could not be shortened (OSError: a full disk)") == 1
+
+
+def test_parts_of_steps_that_alternate(tmp_path: Path) -> None:
+    count = 1500  # long and short passes take turns
+    events: list[tuple[Any, ...]] = []
+    for step in range(count):
+        at, lasts = step * MS, 900_000 if step % 2 else 100_000
+        events += [(STEP, at, (), step, 0, False), (ENTER, "forward", at, at), (EXIT, "forward", at + lasts, at)]
+    path = write_segment(tmp_path, 0, [*events, (PAUSE, count * MS, ())])
+    minute, *_ = summarize(path, FACTS, None)
+    assert minute is not None
+    assert minute.parts_ms == {"forward": pytest.approx(0.5)}
+
+
+def test_device_work_is_in_its_own_step_on_both_sides_of_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work of a step is read at its end."""
+    monkeypatch.setattr(retention, "RETAINED_BYTES", 1)
+    looking = Retention(tmp_path)
+    for number in range(20):
+        events: list[tuple[Any, ...]] = []
+        for step in range(number * STEPS, (number + 1) * STEPS):
+            at = step * MS
+            work = (DEVICE_WORK, "forward", at - MS + 1, at - MS + 2, at - MS + 3, at - MS + 4)
+            events += [work, (STEP, at, (b"0 0 1\n",), step, 0, False)]
+        path = write_segment(tmp_path, number, events)
+        if not number:
+            append(path, "note", ("device_clock", (0, 0)))
+            append(path, "note", ("device_clock", (20 * STEPS * MS, 20 * STEPS * MS)))
+        looking.look()
+    (one,) = read(tmp_path)
+    write_tables(one, {}, lambda block: tmp_path / str(block))
+    works = [
+        row["start_ns"]
+        for path in sorted(tmp_path.glob("*/spans.parquet"))
+        for row in pq.read_table(path).to_pylist()
+        if row["role"] == "device"
+    ]
+    whole = [*range(6 * STEPS - 1), *range(17 * STEPS, 20 * STEPS - 1)]
+    assert {start_ns // MS for start_ns in works} >= set(whole)
 
 
 def test_a_block_ends_where_segments_were_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,15 +215,21 @@ def test_a_long_program_is_thinned_while_it_runs(tmp_path: Path, monkeypatch: py
     processes = read(raw)
     assert 2 <= sum(bool(process.made) for process in processes) < 2 * EPOCHS
     (trainer,) = [process for process in processes if process.steps]
+    made_by = {process.process.pid: process.made for process in processes}
+    for stretch in trainer.stretches:
+        steps = list(steps_of(events(segment.path for segment in stretch)))
+        for step in steps[trainer.loader_warmup :]:
+            batches = [event[1] for event in step.body if event[0] == RECEIVED and not data_ended(event)]
+            assert all(number in made_by.get(pid, {}) for _, pid, _, number, _ in batches)
     (study := tmp_path / "study").mkdir()
     result = make_study(StudyFolder(study), raw, ["train.py"], ["harness", "exec"], 0, "2026-11-30T00:00:00Z", ended)
     assert (result.trained, result.faults) == (("script",), ())
     history = read_history(study)
     assert history is not None
     minutes = history.minutes["script"]
-    assert history.thinned["script"] == len(minutes) - len(trainer.segments) > 0
-    # Warm-up is in no minute. The step that a segment leaves open is in the next one, if that is closed while it runs.
-    assert EPOCHS * EPOCH_STEPS - 5 - 2 <= sum(minute.steps for minute in minutes) <= EPOCHS * EPOCH_STEPS - 5
+    gone = thinned(trainer, minutes_of(raw, trainer))
+    assert history.thinned["script"] == len(gone) > 0
+    assert sum(minute.steps for minute in minutes) == EPOCHS * EPOCH_STEPS - 5  # without warm-up
     build_report(study)
     assert "## The whole run" in (study / "summary.md").read_text()
 

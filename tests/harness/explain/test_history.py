@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.explain.policy import SPANS_MAX
@@ -51,6 +53,12 @@ def test_a_mean_counts_steps_and_not_minutes() -> None:
     assert first.mean_ms == pytest.approx((1 * 100 + 99 * 10) / 100)
     assert first.parts_ms["fetch"] == pytest.approx(first.mean_ms / 2)
     assert first.tokens_per_s == pytest.approx(1e6 / first.mean_ms)
+
+
+def test_a_minute_may_have_no_reading_of_memory() -> None:
+    """Readings become rarer, the longer a program runs."""
+    minutes = [replace(minute(number, 1, 10.0), memory_bytes=7 if number % 10 == 3 else None) for number in range(240)]
+    assert [row.memory_bytes for row in spans(minutes)] == [7] * SPANS_MAX
 
 
 def test_spans_of_nothing() -> None:
