@@ -139,7 +139,11 @@ def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended |
         for block, totals in enumerate(blocks, first)
     ]
     whole_ms = _program_ms(blocks, 0 if profiled else -1 if closing is not None else None, ended, arm.deleted)
-    records = [replace(record, facts=replace(record.facts, program_ms=whole_ms)) for record in records]
+    thinned_steps = sum(minute.steps for minute in arm.deleted) or None
+    records = [
+        replace(record, facts=replace(record.facts, program_ms=whole_ms, thinned_steps=thinned_steps))
+        for record in records
+    ]
     if not profiled and closing is None:
         return records, interrupted
     windows.put(arm.folder_of(PROFILED_PART), process)

@@ -120,6 +120,7 @@ class Wall:
     step_ms: Estimate  # time per step by the clock; the parts sum to it
     parts: tuple[StepPart, ...]  # largest first
     program: tuple[ProgramPart, ...] = ()  # parts of the whole program, in order of time; empty: not recorded
+    thinned_steps: int = 0  # further measured steps, which are in no table
 
     @property
     def worked_ms(self) -> float:
@@ -209,7 +210,9 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     result = _summed(likely, others, weights, places, pairs[0][0].record.facts.program_ms)
     rare = _rare_lines(sampled, long_ms)
     return replace(
-        result, parts=tuple(replace(part, rare=part.kind == CODE and part.name in rare) for part in result.parts)
+        result,
+        parts=tuple(replace(part, rare=part.kind == CODE and part.name in rare) for part in result.parts),
+        thinned_steps=facts[0].thinned_steps or 0,
     )
 
 

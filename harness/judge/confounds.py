@@ -98,6 +98,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "evaluating_steps": MEASURED,
     "evaluating_share": MEASURED,
     "program_ms": MEASURED,
+    "thinned_steps": MEASURED,
     "marked_steps": MEASURED,
 }
 # Facts that are fingerprints of user code, by the configuration key that selects it. Code states differ in them.

@@ -439,7 +439,9 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
     part = part_of(step_ms)
     waits = arm.wall.total("core") >= SPENT_SHARE_MIN * step_ms
     basis = f"; shares are of the {part(arm.wall.on_cores_ms)} without waits for a core" if waits else ""
-    steps = steps_read(arm.wall.steps, arm.epoch_steps)
+    steps = steps_read(arm.wall.steps + arm.wall.thinned_steps, arm.epoch_steps)
+    if arm.wall.thinned_steps:
+        steps += f", of which {arm.wall.steps} were kept"
     return f"{text}{rank}: {steps}, {part(step_ms)} a step by the clock{basis}{ending}"
 
 

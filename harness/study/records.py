@@ -140,6 +140,7 @@ class RunFacts:
     marked_steps: tuple[int, ...] | None = None
     # Milliseconds of the whole program by part: see harness.explain.wall.PROGRAM_PARTS. They sum to its wall clock.
     program_ms: dict[str, float] | None = None
+    thinned_steps: int | None = None  # measured steps of a long program that are in none of its tables
     causes: tuple[JsonObject, ...] | None = None  # causes of slow steps of a program: rows of analysis.slow_causes
     nulls: frozenset[str] = frozenset()  # facts that are written even if they are None
     others: JsonObject = field(default_factory=dict)  # facts of another version, by name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 import threading
@@ -230,6 +231,8 @@ def test_a_long_program_is_thinned_while_it_runs(tmp_path: Path, monkeypatch: py
     gone = thinned(trainer, minutes_of(raw, trainer))
     assert history.thinned["script"] == len(gone) > 0
     assert sum(minute.steps for minute in minutes) == EPOCHS * EPOCH_STEPS - 5  # without warm-up
+    facts = json.loads((study / "runs/script/0/run.json").read_text())["facts"]
+    assert facts["thinned_steps"] == sum(minute.steps for minute in gone)
     build_report(study)
     assert "## The whole run" in (study / "summary.md").read_text()
 

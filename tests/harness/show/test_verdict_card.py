@@ -131,6 +131,14 @@ def test_warm_up_steps_that_take_much_of_the_program_are_in_the_title(seconds: f
     assert ("start-up 2.00 s, warm-up steps 1.00 s, end 0.70 s" in title) is shown
 
 
+def test_steps_that_were_not_kept_are_in_the_title() -> None:
+    facts = {"attached": "backward", "evaluating_steps": 0}
+    kept = card_of(arm_of({"other": 50.0}, facts=facts)).title
+    all_steps = card_of(arm_of({"other": 50.0}, facts={**facts, "thinned_steps": 1000})).title
+    (number,) = re.findall(r": (\d+) steps", kept)
+    assert f": {int(number) + 1000} steps, of which {number} were kept" in all_steps
+
+
 def test_a_comparison_of_two_programs_is_on_the_card_of_the_candidate() -> None:
     facts = {"attached": "backward"}
     screen = first_screen(analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")])))
