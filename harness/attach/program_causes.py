@@ -50,11 +50,16 @@ from harness.explain.wall import START_UP
 from trainer.json_types import JsonObject
 
 
-def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield the causes of the whole process ``one``, as rows. ``blocks``: totals of its steps by block."""
+def program_causes(
+    one: AttachedProcess, blocks: Sequence[StepTotals], readings: Sequence[tuple[int, int, int, int]] = ()
+) -> Iterator[JsonObject]:
+    """Yield the causes of the whole process ``one``, as rows. ``blocks``: totals of its steps by block.
+
+    ``readings``: those of memory in steps of no block, as in :attr:`StepTotals.memory`.
+    """
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
-    yield from _memory(blocks)
+    yield from _memory(blocks, readings)
     yield from _demand(blocks)
     yield from _padding(one, blocks)
     yield from _settings(one, looks, blocks)
@@ -115,9 +120,12 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
     }
 
 
-def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+def _memory(blocks: Sequence[StepTotals], others: Sequence[tuple[int, int, int, int]] = ()) -> Iterator[JsonObject]:
     """Yield a row if memory grows evenly after the first third of readings and would soon be full."""
-    readings = list({reading[0]: reading for totals in blocks for reading in totals.memory}.values())
+    by_step = {
+        reading[0]: reading for readings in (others, *(totals.memory for totals in blocks)) for reading in readings
+    }
+    readings = [by_step[step] for step in sorted(by_step)]
     readings = readings[len(readings) // 3 :]
     steps, wall_ns = (sum(getattr(totals, name) for totals in blocks) for name in ("measured", "wall_ns"))
     if len(readings) < MEMORY_READINGS_MIN or not steps:

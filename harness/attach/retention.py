@@ -210,7 +210,7 @@ def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, 
     median_ns, p90_ns, p99_ns = map(float, np.quantile(wall_ns, (0.5, 0.9, 0.99)))
     long = [int(number) for number in np.argsort(wall_ns)[::-1] if wall_ns[number] > LONG_RATIO * median_ns]
     tokens = samples = collecting_ns = waiting_ns = 0
-    memory: int | None = None
+    memory: list[tuple[int, int, int, int]] = []
     parts_ns: Counter[str] = Counter()
     for step in steps:
         waiting_ns += _waiting_ns(step)
@@ -222,7 +222,7 @@ def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, 
             elif event[0] == COLLECTED:
                 collecting_ns += event[2]
             elif event[0] == MEMORY_READ:
-                memory = event[1] + event[2]
+                memory.append((step.number, event[1], event[2], event[3]))
     begun_ns = steps[0].begun[1]
     return Minute(
         first_step=steps[0].number,
@@ -241,9 +241,10 @@ def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, 
         evaluating_s=evaluating_ns / 1e9,
         tokens=tokens,
         samples=samples,
-        memory_bytes=memory,
+        memory_bytes=memory[-1][1] + memory[-1][2] if memory else None,
         long_steps=tuple(_long_step(facts, steps[number]) for number in long[:MOST_LONG_STEPS]),
         long_steps_left_out=len(long[MOST_LONG_STEPS:]),
+        memory=tuple(memory),
     )
 
 

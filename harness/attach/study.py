@@ -133,7 +133,7 @@ def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended |
     blocks = write_tables(process, arm.made_by, arm.folder_of, plan)
     interrupted = sum(totals.excluded.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
-    causes = tuple(program_causes(process, blocks))
+    causes = tuple(program_causes(process, blocks, [reading for minute in arm.deleted for reading in minute.memory]))
     records = [
         record_of(arm.name, max(block, 0), process, totals, origin, causes)
         for block, totals in enumerate(blocks, first)

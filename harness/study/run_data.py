@@ -258,6 +258,8 @@ class Minute:
     memory_bytes: int | None  # of the process and its children, at the last reading; None without one
     long_steps: tuple[LongStep, ...] = ()
     long_steps_left_out: int = 0  # shorter ones than these
+    # Readings of memory: step, bytes of the process, bytes of its children, free bytes
+    memory: tuple[tuple[int, int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

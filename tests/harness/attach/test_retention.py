@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.attach import command, retention
-from harness.attach.agent.events import DEVICE_WORK, ENTER, EXIT, PAUSE, RECEIVED, STEP
+from harness.attach.agent.events import DEVICE_WORK, ENTER, EXIT, MEMORY_READ, PAUSE, RECEIVED, STEP
 from harness.attach.frames import Series, append, events, frames, read
+from harness.attach.program_causes import _memory
 from harness.attach.retention import FIRST, LAST, RETAINED_BYTES, Retention, kept, minutes_of, summarize, thinned
 from harness.attach.steps import steps_of, write_tables
 from harness.attach.study import make_study
-from harness.attach.totals import REPETITION_STEPS, data_ended
+from harness.attach.totals import REPETITION_STEPS, StepTotals, data_ended
 from harness.show.build import build_report
 from harness.study.run_data import read_history
 from harness.study.store import StudyFolder
@@ -142,6 +143,21 @@ def test_looks_go_on_after_an_error(
     with command._retaining(tmp_path, 0):
         assert enough.wait(60)
     assert capsys.readouterr().err.count("could not be shortened (OSError: a full disk)") == 1
+
+
+def test_memory_that_grew_in_the_first_minutes_only_is_no_leak(tmp_path: Path) -> None:
+    """The tables have the first minutes. Most readings after them are in deleted segments."""
+    used = [min(step, 60) << 24 for step in range(600)]
+    read_at = [(step, used[step], 0, 4 << 30) for step in range(600)]
+    events: list[tuple[Any, ...]] = []
+    for step, *reading in read_at[60:]:
+        events += [(STEP, step * MS, (), step, 0, False), (MEMORY_READ, *reading)]
+    minute, *_ = summarize(write_segment(tmp_path, 0, [*events, (PAUSE, 600 * MS, ())]), FACTS, None)
+    assert minute is not None
+    assert minute.memory == tuple(read_at[60:])
+    (kept_only,) = _memory([totals := StepTotals(measured=60, wall_ns=60 * MS, memory=read_at[:60])])
+    assert kept_only["kind"] == "memory"
+    assert not list(_memory([totals], minute.memory))
 
 
 def test_parts_of_steps_that_alternate(tmp_path: Path) -> None:
