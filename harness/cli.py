@@ -31,6 +31,7 @@ MOST_MISTAKES = 20  # mistakes listed per file after the first
 GROUPS = {
     "Explain where the time goes": {
         "exec": Command("harness.commands.exec:execute", "run any training command, and report where its time went"),
+        "watch": Command("harness.commands.watch:watch", "show where the time of a running training goes"),
         "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
         "init": Command("harness.commands.init:init", "write a scenario for your own command, loop, data or text"),
         "report": Command("harness.commands.report:report", "rebuild the report of a study from its tables"),

@@ -10,6 +10,7 @@ import marshal
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,26 +148,31 @@ def append(path: Path, word: str, content: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read(folder: Path) -> list[AttachedProcess]:
-    """Return all processes with records in ``folder``, by first frame; without those killed within it."""
+def read(folder: Path, recent: int | None = None) -> list[AttachedProcess]:
+    """Return all processes with records in ``folder``, by first frame; without those killed within it.
+
+    ``recent``: only so many of the last files of each process, and the notes of all.
+    """
     files: dict[Series, list[_File]] = {}
     for path in folder.glob(f"*{SUFFIX}"):
-        if (file := read_file(path)) is not None:
-            files.setdefault(file.process.series, []).append(file)
+        with suppress(FileNotFoundError):  # The launcher has deleted it meanwhile.
+            if (file := read_file(path)) is not None:
+                files.setdefault(file.process.series, []).append(file)
     kept: dict[Series, list[tuple[int, Sequence[Any]]]] = {}
     for series, segment, notes in digests(folder, NOTES):
         kept.setdefault(series, []).append((segment, notes))
-    processes = [_process(whole, kept.get(series, [])) for series, whole in files.items()]
+    processes = [_process(whole, kept.get(series, []), recent) for series, whole in files.items()]
     return sorted(processes, key=lambda process: process.process.now_ns)
 
 
-def _process(files: list[_File], kept: Sequence[tuple[int, Sequence[Any]]]) -> AttachedProcess:
+def _process(files: list[_File], kept: Sequence[tuple[int, Sequence[Any]]], recent: int | None) -> AttachedProcess:
     """Join the ``files`` of one series. ``kept``: segments that were deleted, and their notes."""
     files.sort(key=lambda file: file.process.segment)
     present = {file.process.segment for file in files}
     notes: list[tuple[int, Sequence[Any]]] = [(file.process.segment, file.notes) for file in files]
     notes += [(segment, content) for segment, content in kept if segment not in present]
     steps = max((file.last_step + 1 for file in files), default=0)
+    files = files[-recent:] if recent else files
     return AttachedProcess(
         files[0].path,
         files[0].process,

@@ -96,9 +96,9 @@ class _Blocks:
         self._plan, self._unfinished = plan, unfinished
         warmup = process.loader_warmup if plan.profiled else process.process.warmup
         least = process.loader_warmup + LEAST_STEPS
-        self.stretches = [
-            stretch for stretch in process.stretches if stretch[0].number == 0 or _steps_in(stretch) > least
-        ]
+        *others, last = process.stretches
+        others = [stretch for stretch in others if stretch[0].number == 0 or _steps_in(stretch) > least]
+        self.stretches = [*others, last]
         steps = sum(map(_steps_in, self.stretches))
         if plan.closing is not None:
             steps -= process.steps - plan.closing
@@ -164,7 +164,7 @@ class _Blocks:
 
     def _begin_block(self, step: StepSeen, closes: bool) -> None:
         """Write the last block's tables, and begin a block with the steps before ``step`` as its warm-up."""
-        follows_gap = bool(self._blocks) and not self._recent
+        follows_gap = not self._recent and (bool(self._blocks) or self.stretches[0][0].number > 0)
         if self._tables is not None:
             self._end_block(step.begun)
         first = PROFILED_PART if self._plan.profiled else 0

@@ -45,9 +45,13 @@ def make_study(
     code: int,
     begun_utc: str,
     ended: Ended | None = None,
+    recent: int | None = None,
 ) -> ExecResult:
-    """Create the study in ``folder``, one arm per process that trained. ``ended``: None if not started here."""
-    processes = read(raw)
+    """Create the study in ``folder``, one arm per process that trained. ``ended``: None if not started here.
+
+    ``recent``: only so many of the last files of each process (one takes a minute).
+    """
+    processes = read(raw, recent)
     trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
     arms = dict(zip(_names(trained), trained, strict=True))
     made_by = {process.process.pid: process.made for process in processes if process.made}
