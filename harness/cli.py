@@ -34,6 +34,11 @@ GROUPS = {
         "watch": Command("harness.commands.watch:watch", "show where the time of a running training goes"),
         "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
         "init": Command("harness.commands.init:init", "write a scenario for your own command, loop, data or text"),
+        "explain": Command(
+            "harness.commands.report:explain",
+            "print the answer of a study, or --json for a program",
+            "add_explain_arguments",
+        ),
         "report": Command("harness.commands.report:report", "rebuild the report of a study from its tables"),
         "trace": Command("harness.commands.trace:trace", "show the timeline of a study in Perfetto"),
         "whatif": Command("harness.commands.whatif:whatif", "predict the step time under changes"),

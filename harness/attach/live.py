@@ -62,7 +62,7 @@ def find_program(target: str | None, programs: list[RecordedProgram]) -> Recorde
 
 def recent_study(program: RecordedProgram, folder: Path) -> bool:
     """Make the study of the program's last minutes in the empty ``folder``; False if no step was recorded yet."""
-    result = make_study(StudyFolder(folder), program.raw, [], [], 0, now(), recent=RECENT_SEGMENTS)
+    result = make_study(StudyFolder(folder), program.raw, [], [], now(), recent=RECENT_SEGMENTS)
     return bool(result.trained)
 
 

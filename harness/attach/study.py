@@ -42,7 +42,6 @@ def make_study(
     raw: Path,
     program: Sequence[str],
     command: Sequence[str],
-    code: int,
     begun_utc: str,
     ended: Ended | None = None,
     recent: int | None = None,
@@ -56,7 +55,7 @@ def make_study(
     arms = dict(zip(_names(trained), trained, strict=True))
     made_by = {process.process.pid: process.made for process in processes if process.made}
     origin, study_id, windows = (
-        RunOrigin(record_user_environment(), code, begun_utc),
+        RunOrigin(record_user_environment(), 0 if ended is None else ended.code, begun_utc),
         new_study_id(),
         ProfiledWindows(raw),
     )

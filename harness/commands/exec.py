@@ -274,7 +274,7 @@ def _report(
     from trainer.files import remove
 
     code = 0 if ended is None else ended.code
-    study = make_study(folder, raw, program, command, code, begun_utc, ended)
+    study = make_study(folder, raw, program, command, begun_utc, ended)
     for fault in study.faults:
         print(f"harness: {fault}", file=sys.stderr)
     if not study.trained:

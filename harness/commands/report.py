@@ -1,8 +1,9 @@
-"""harness report: rebuilds a study's report from its tables."""
+"""harness report: rebuilds a study's report from its tables. harness explain: prints its answer alone."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from harness.commands.arguments import add_study, study_path
@@ -16,6 +17,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("md", "html", "json"),
         help="print summary.md, .html or .json instead of the first screen; all of them are rewritten",
     )
+
+
+def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
+    add_study(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="verdicts, findings, remedies and doubts as one line of under 2 kB"
+    )
+
+
+def explain(arguments: argparse.Namespace, _command: list[str]) -> int:
+    """Print the first screen of a study, or (--json) its shortest answer. Write no file."""
+    from harness.show import terminal
+    from harness.show.brief import brief
+    from harness.show.build import report_of
+    from harness.show.first_screen import first_screen
+    from harness.study.store import StudyFolder
+
+    study = StudyFolder(study_path(arguments.study))
+    found, _, _ = report_of(study, study.read_study(), list(study.runs()))
+    screen = first_screen(found)
+    if arguments.json:
+        print(json.dumps(brief(found, screen), separators=(",", ":"), allow_nan=False))
+        return 0
+    for line in terminal.lines(screen):
+        say(line)
+    return 0
 
 
 def report(arguments: argparse.Namespace, _command: list[str]) -> int:

@@ -114,6 +114,8 @@ INNERMOST_FRAMES = 4
 """Frames of a stack that are shown, from the innermost. tests/harness/show/test_drawn_policy.py"""
 OUTLIERS_LISTED = 10
 """Steps in the table of outliers: the slowest. tests/harness/show/test_drawn_policy.py"""
+BRIEF_BYTES = 2000
+"""Bytes of `harness explain --json`: a page that a program reads at once. tests/harness/show/test_brief.py"""
 OPERATORS_RECORDED = 30
 """Operators of each role in summary.json. tests/harness/show/test_drawn_policy.py"""
 FUNCTION_NAME_LONGEST = 70

@@ -239,7 +239,7 @@ def test_a_long_program_is_thinned_while_it_runs(tmp_path: Path, monkeypatch: py
             batches = [event[1] for event in step.body if event[0] == RECEIVED and not data_ended(event)]
             assert all(number in made_by.get(pid, {}) for _, pid, _, number, _ in batches)
     (study := tmp_path / "study").mkdir()
-    result = make_study(StudyFolder(study), raw, ["train.py"], ["harness", "exec"], 0, "2026-11-30T00:00:00Z", ended)
+    result = make_study(StudyFolder(study), raw, ["train.py"], ["harness", "exec"], "2026-11-30T00:00:00Z", ended)
     assert (result.trained, result.faults) == (("script",), ())
     history = read_history(study)
     assert history is not None
