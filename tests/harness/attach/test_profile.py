@@ -121,7 +121,7 @@ def test_a_program_that_profiles_itself_keeps_its_profiler(
     assert one.noted("not_profiled") == ([] if why is None else [why])
     assert len(one.noted("torch_profiler")) == (1 if why is None else 0)
     # Ranks that were profiled and others measure the same steps: --steps ends them together.
-    begun = [event for portion in events(one.path) for event in portion if event[0] == STEP]
+    begun = [event for portion in events([one.path]) for event in portion if event[0] == STEP]
     assert [event[3] for event in begun if not event[5]] == list(range(LAST + 2, 24))
 
 

@@ -220,7 +220,7 @@ def test_the_time_since_a_line_is_put_into_it(tmp_path: Path) -> None:
     paused = (3, 9, (b"7000 95 4\n",))
     frame = marshal.dumps(("events", [step, (0, "fetch", 6, 1), paused]), 2)
     (tmp_path / "1.frames").write_bytes(len(frame).to_bytes(4, "little") + frame)
-    assert list(events(tmp_path / "1.frames")) == [
+    assert list(events([tmp_path / "1.frames"])) == [
         [(2, 5, (b"4321 70 3\n", b"5 6 7\n"), 0, 0, False)],
         [(0, "fetch", 6, 1), paused],
     ]
@@ -232,7 +232,7 @@ def test_what_is_no_line_of_the_kernel_is_no_reading(tmp_path: Path) -> None:
     others = [(3, 9, (b"hello\n",)), (3, 9, (b"1 2 3\n", b"12.5"))]
     frame = marshal.dumps(("events", [ended, *others]), 2)
     (tmp_path / "1.frames").write_bytes(len(frame).to_bytes(4, "little") + frame)
-    assert list(events(tmp_path / "1.frames")) == [[ended], [(3, 9, ())], [(3, 9, ())]]
+    assert list(events([tmp_path / "1.frames"])) == [[ended], [(3, 9, ())], [(3, 9, ())]]
 
 
 @pytest.mark.slow
