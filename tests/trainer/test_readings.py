@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from harness.explain.ledger import measure
 from tests import cuda_stream
 from tests.trainer.compute.test_emulated import Log
 from trainer import telemetry
+from trainer.checkpoint import Saver
 from trainer.compute.build import build_compute
 from trainer.compute.emulated import EmulatedCompute
 from trainer.compute.torch_compute import TorchCompute
@@ -157,6 +159,21 @@ def test_late_judges_the_last_step_when_the_run_ends() -> None:
     next(loop)
     with pytest.raises(FloatingPointError, match=r"^step 1: the gradient norm is nan"):
         loop.close()
+
+
+def test_no_checkpoint_includes_a_step_whose_norm_is_not_finite() -> None:
+    """``late`` reads the norm one step later: a checkpoint that is due earlier waits for it."""
+    settings = config("late", accumulation=1)
+    compute = on_cpu(settings, asynchronous=True)
+    saved: list[int] = []
+    saver = cast(Saver, SimpleNamespace(is_due=lambda step: step in (1, 2), save=saved.append))
+    loop = train(settings, compute, batches(), saver=saver)
+    next(loop)
+    with torch.no_grad():
+        next(compute._model.parameters()).fill_(math.nan)
+    with pytest.raises(FloatingPointError, match=r"^step 1: the gradient norm is nan"):
+        next(loop)
+    assert saved == [1]
 
 
 def test_without_the_check_late_reports_losses_and_goes_on(seen: Events) -> None:
