@@ -17,7 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.attach import command, retention
-from harness.attach.agent.events import DEVICE_WORK, ENTER, EXIT, MEMORY_READ, PAUSE, RECEIVED, STEP
+from harness.attach.agent.events import (
+    COLLECTED,
+    COMPILED,
+    COUNTED,
+    DEVICE_WORK,
+    ENTER,
+    EVALUATION,
+    EXIT,
+    MEMORY_READ,
+    PAUSE,
+    RECEIVED,
+    STEP,
+)
 from harness.attach.frames import Series, append, events, frames, read
 from harness.attach.program_causes import _memory
 from harness.attach.retention import FIRST, LAST, RETAINED_BYTES, Retention, kept, minutes_of, summarize, thinned
@@ -25,7 +37,7 @@ from harness.attach.steps import steps_of, write_tables
 from harness.attach.study import make_study
 from harness.attach.totals import REPETITION_STEPS, StepTotals, data_ended
 from harness.show.build import build_report
-from harness.study.run_data import read_history
+from harness.study.run_data import LongStep, read_history
 from harness.study.store import StudyFolder
 from tests.harness.attach.test_steps import FACTS, MS, STEPS, made_up
 
@@ -197,6 +209,42 @@ def test_device_work_is_in_its_own_step_on_both_sides_of_a_gap(tmp_path: Path, m
     ]
     whole = [*range(6 * STEPS - 1), *range(17 * STEPS, 20 * STEPS - 1)]
     assert {start_ns // MS for start_ns in works} >= set(whole)
+
+
+def test_a_minute_has_the_times_and_counts_of_its_steps(tmp_path: Path) -> None:
+    """Step 10 lasts 9 ms, with two collections; step 20 holds an evaluation and is not measured."""
+    events: list[tuple[Any, ...]] = []
+    late_ns = 0
+    for step in range(STEPS):
+        at = step * MS + late_ns
+        events += [
+            (STEP, at, (b"%d %d 1\n" % (at, step * MS // 10),), step, 0, False),
+            (ENTER, "forward", at, 0),
+            (EXIT, "forward", at + MS // 2, 0),
+            (RECEIVED, None, 50, 0, 4),
+            (MEMORY_READ, 1000 + step, 500, 0),
+        ]
+        if step == 10:
+            events += [(COLLECTED, 2, 4 * MS, 0), (COUNTED, COMPILED, 3)]
+            late_ns = 8 * MS
+        if step == 20:
+            events.append((EVALUATION, True))
+    events.append((PAUSE, STEPS * MS + late_ns, (b"0 %d 1\n" % (STEPS * MS // 10),)))
+    path = write_segment(tmp_path, 0, events)
+    facts = replace(FACTS, realtime_minus_monotonic_ns=10**9)
+    minute, left_open, ended_ns = summarize(path, facts, None)
+    assert (left_open, ended_ns) == (None, 38 * MS)
+    assert minute is not None
+    count = STEPS - 1
+    assert (minute.first_step, minute.steps, minute.tokens, minute.samples) == (0, count, 50 * count, 4 * count)
+    assert (minute.start_utc_s, minute.span_s) == (1.0, pytest.approx(0.038))
+    assert (minute.wall_s, minute.evaluating_s) == (pytest.approx(0.037), pytest.approx(0.001))
+    assert (minute.mean_ms, minute.p50_ms, minute.max_ms) == (pytest.approx(37 / count), 1.0, 9.0)
+    assert minute.parts_ms == {"forward": pytest.approx(0.5)}
+    assert (minute.waiting_ms, minute.collecting_ms) == (pytest.approx(0.1), pytest.approx(4 / count))
+    assert minute.memory_bytes == 1000 + STEPS - 1 + 500
+    (long,) = minute.long_steps
+    assert long == LongStep(10, 1.01, 9.0, {"forward": 0.5}, 4.0, pytest.approx(0.1), {COMPILED: 3})
 
 
 def test_a_block_ends_where_segments_were_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
