@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from harness.attach.agent.events import DEMAND, EXACT, FORCED, LATE, OTHER_RAN, SAMPLED
+from harness.attach.agent.events import DEMAND, EXACT, FORCED, LATE, OTHER_RAN, PADDED, SAMPLED
 from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, ProcessFacts
 from harness.attach.program_causes import program_causes
@@ -107,6 +107,27 @@ def test_the_first_fetch_is_one_part_of_a_profiled_program(tmp_path: Path) -> No
     assert found is not None
     assert found[PROFILED_STEPS] == pytest.approx(8 - 0.2)
     assert sum(found.values()) == pytest.approx(5 + STEPS + 3)
+
+
+@pytest.mark.parametrize(
+    ("positions", "every_batch", "trained"),
+    [(32, 1, 32 - 12), (16, 1, None), (32, 0, None)],
+    ids=["counted", "of another batch", "of some batches"],
+)
+def test_tokens_without_padding_are_known_only_where_the_whole_batch_was_counted(
+    positions: int, every_batch: int, trained: int | None, tmp_path: Path
+) -> None:
+    events: list[tuple[Any, ...]] = []
+    for event in made_up():
+        if event[0] == RECEIVED:
+            events += [(PADDED, positions, 12, 0, every_batch), (RECEIVED, event[1], 32, 0, 4)]
+        else:
+            events.append(event)
+    blocks = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block))
+    rows = [
+        row for block in range(len(blocks)) for row in pq.read_table(tmp_path / f"{block}/steps.parquet").to_pylist()
+    ]
+    assert {(row["tokens"], row["trained_tokens"]) for row in rows} == {(32, trained)}
 
 
 def sampled(looks: dict[tuple[str, int, int], int], **parts_ms: float) -> StepTotals:
