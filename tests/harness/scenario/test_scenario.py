@@ -127,6 +127,11 @@ WRONG: dict[str, tuple[str, int, str]] = {
         4,
         "arms.a.steps: the matrix also sets steps; remove it from one of them",
     ),
+    "matrix within a section of an arm": (
+        f"{HEAD}arms:\n  a: {{data.inject: null}}\nmatrix: {{data.inject.how: [busy]}}\n",
+        4,
+        "arms.a.data.inject: the matrix also sets data.inject.how; remove it from one of them",
+    ),
     "matrix in itself": (
         f"{HEAD}{ARMS}matrix:\n  data.inject: [null]\n  data.inject.how: [busy]\n",
         7,
