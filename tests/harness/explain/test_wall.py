@@ -207,6 +207,16 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
         Arm("script", facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
         {("evaluation", "evaluation"): 22.16},
     ),
+    "a wait for other ranks": (
+        Arm("script", compute={"forward": 9.0, "backward": 30.0}, off_core={"backward": 10.0},
+            facts={"waiting_share": 0.0, "ranks": 2}),
+        {("ranks", "waiting for ranks"): 10.0, ("phase", "backward"): 20.0},
+    ),
+    "a wait for a device or for other ranks": (
+        Arm("script", compute={"forward": 9.0, "backward": 30.0}, off_core={"backward": 10.0},
+            facts={"waiting_share": 0.0, "ranks": 2, "asynchronous": True}),
+        {("ranks", "waiting for ranks"): 0.0, ("phase", "backward"): 30.0},
+    ),
     "rare long steps": (
         Arm("script", rare={"backward": 200.0}),
         {("long", "backward"): 200 / 12},
