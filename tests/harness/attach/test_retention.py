@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,7 +59,9 @@ def test_no_segment_is_kept_that_was_deleted_before(sizes: list[int]) -> None:
 
 def write_segment(raw: Path, number: int, events: list[tuple[Any, ...]]) -> Path:
     path = raw / f"1-1-{number}.frames"
-    facts = replace(FACTS, warmup=0, now_ns=events[0][1], series_ns=SERIES[1], segment=number)
+    first = events[0]  # the start of a step, or of its first phase
+    begun_ns = first[1] if first[0] == STEP else first[2]
+    facts = replace(FACTS, warmup=0, now_ns=begun_ns, series_ns=SERIES[1], segment=number)
     append(path, "process", asdict(facts))
     append(path, "note", ("place", (number, f"train.py:{number}", "main", "", "")))
     append(path, "events", events)
@@ -262,6 +266,27 @@ def test_a_block_ends_where_segments_were_deleted(tmp_path: Path, monkeypatch: p
     assert all(wall_ns == MS for table in steps for wall_ns in table["wall_ns"])
     assert sum(block.measured for block in blocks) == len(measured)
     assert max(max(table["turn"]) for table in steps) <= len(measured) // REPETITION_STEPS
+
+
+def write_worker(raw: Path, name: str, begun_ns: int, ended_ns: int) -> Path:
+    """Write the file of a loader worker that has ended, last changed at ``ended_ns``."""
+    path = raw / f"{name}.frames"
+    append(path, "process", asdict(replace(FACTS, pid=10**9, now_ns=begun_ns, series_ns=begun_ns)))
+    append(path, "batch", (0, 0, (), 4))
+    changed_ns = time.time_ns() - (time.monotonic_ns() - ended_ns)
+    os.utime(path, ns=(changed_ns, changed_ns))
+    return path
+
+
+def test_files_of_workers_go_with_the_segments_that_they_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "RETAINED_BYTES", 1)
+    monkeypatch.setattr(retention, "WORKER_MARGIN_NS", STEPS * MS)
+    of_kept = write_worker(tmp_path, "of-kept", 2 * STEPS * MS, (2 * STEPS + 20) * MS)
+    of_deleted = write_worker(tmp_path, "of-deleted", 10 * STEPS * MS, (10 * STEPS + 20) * MS)
+    program(tmp_path, 20, looks=True)  # segments 6 to 16 are deleted
+    assert (of_kept.exists(), of_deleted.exists()) == (True, False)
 
 
 @pytest.mark.slow
