@@ -198,7 +198,7 @@ class _WaitAudit:
         before_forward = state.last == "fetch" and not state.open
         place = self.places.setdefault((caller.f_code.co_filename, caller.f_lineno, before_forward), _Place())
         place.calls += 1
-        place.steps.add(state.steps)
+        place.steps.add(boundaries.steps.begun)
         if wait_ns is not None:
             place.timed += 1
             place.timed_ns += wait_ns
