@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.explain.statistics import Estimate
 from harness.judge.report_types import Comparison, Diagnosis, StudyReport
 from harness.judge.study import study_doubts
-from harness.show.first_screen import FirstScreen
+from harness.show.first_screen import FirstScreen, card_arms
 from harness.show.policy import BRIEF_BYTES
 from harness.show.tables import doubt_json
 from harness.show.text.findings import diagnosis_remedy
@@ -25,13 +25,10 @@ def brief(report: StudyReport, screen: FirstScreen) -> JsonObject:
     An estimate is [median, low, high] of its 95 % interval.
     """
     arms = [arm for arm in report.arms if not arm.control]
-    # Of several ranks the one that works longest, as on the card: the others wait for it.
-    diagnosed = sorted(
-        (arm for arm in arms if arm.diagnoses), key=lambda arm: arm.wall.worked_ms if arm.wall else 0.0, reverse=True
-    )
+    _, diagnosed = card_arms(report) if screen.card is not None else ([], None)
     lists: dict[str, list[Json]] = {
         "comparisons": [_comparison(comparison) for comparison in report.compared],
-        "findings": [_finding(diagnosis) for arm in diagnosed[:1] for diagnosis in arm.diagnoses],
+        "findings": [] if diagnosed is None else [*map(_finding, diagnosed.diagnoses)],
         "doubts": [_doubt(doubt) for doubt in map(doubt_json, study_doubts(report)) if doubt["bars"]],
         "next": list(screen.next_steps.ranked),
     }

@@ -386,19 +386,26 @@ class VerdictCard:
     trust: str
 
 
-def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
-    """Return the diagnosis of the study's attached program; None if no arm has one. With several ranks, it describes
-    the rank that works longest in a step, because the others wait for it. ``compared``: line of the only comparison,
-    which replaces the diagnosis; the card then describes the candidate.
+def card_arms(report: StudyReport) -> tuple[list[ArmReport], ArmReport | None]:
+    """Return the arms that a card may describe, and the one that it describes; None without one.
+
+    With several ranks it is the one that works longest in a step, because the others wait for it; in a comparison the
+    candidate.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:
-        candidates = {comparison.candidate for comparison in report.compared} if compared is not None else set()
+        candidates = {comparison.candidate for comparison in report.compared}
         arms = [arm for arm in arms if arm.name in candidates]
-    if not arms:
+    return arms, max(arms, key=lambda rank: rank.wall.worked_ms if rank.wall is not None else 0.0, default=None)
+
+
+def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
+    """Return the diagnosis of the study's attached program; None if no arm has one. ``compared``: line of the only
+    comparison, which replaces the diagnosis; None without one or with several, which have no card.
+    """
+    arms, arm = card_arms(report)
+    if arm is None or arm.wall is None or (report.comparisons and compared is None):
         return None
-    arm = max(arms, key=lambda rank: rank.wall.worked_ms if rank.wall is not None else 0.0)
-    assert arm.wall is not None
     step_ms = arm.wall.step_ms.median
     first, *later = arm.diagnoses
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.show.brief import _fitted
+from harness.judge.study import analyse
+from harness.show.brief import _fitted, brief
+from harness.show.first_screen import first_screen
 from harness.show.policy import BRIEF_BYTES
 from tests.commands import harness
+from tests.harness.synthetic import Arm, build
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "results" / "reference" / "quickstart"
@@ -41,3 +44,15 @@ def test_its_figures_are_those_of_the_summary() -> None:
     assert stated["ratio"] == pytest.approx([ratio["median"], ratio["ci_low"], ratio["ci_high"]], rel=5e-4)
     assert answer["step_ms"].keys() == {name for name, arm in summary["arms"].items() if arm["control"] is None}
     assert {path: path.stat().st_mtime_ns for path in QUICKSTART.iterdir()} == before
+
+
+def test_findings_are_of_the_arm_on_the_card() -> None:
+    """The baseline works longer in a step, but the card describes the candidate."""
+    facts = {"attached": "backward"}
+    report = analyse(*build([Arm("a", tokenize=20.0, facts=facts), Arm("b", tokenize=5.0, facts=facts)], [("a", "b")]))
+    answer = brief(report, first_screen(report))
+    candidate = next(arm for arm in report.arms if arm.name == "b")
+    assert answer["findings"]
+    assert [finding["ms"][0] for finding in answer["findings"]] == [
+        pytest.approx(diagnosis.ms.median, rel=5e-4) for diagnosis in candidate.diagnoses
+    ]
