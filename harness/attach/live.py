@@ -1,6 +1,6 @@
 """Look at a program that ``harness exec`` records, while it runs: the study of its last minutes, apart from its record.
 
-Reads the record only. The program and its launcher do not notice.
+It reads the record only.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from pathlib import Path
 
 from harness.attach.command import MARK
 from harness.attach.study import make_study
-from harness.machine.files import ROOT, read_text
+from harness.machine.files import ROOT
+from harness.machine.processes import by_variable
 from harness.study.contract import RAW
 from harness.study.records import now
 from harness.study.store import StudyFolder
 from trainer.errors import InputError
 
-RECENT_SEGMENTS = 3  # of each process: the open one and the two before it, which the launcher keeps whole
+# The open segment of each process and the one before it. If a further one begins during a look, the launcher still
+# keeps both whole (retention.LAST).
+RECENT_SEGMENTS = 2
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,8 @@ class RecordedProgram:
 
 def recorded_programs(root: Path = ROOT) -> list[RecordedProgram]:
     """Return all programs that ``harness exec`` records on this machine now, of the processes that one may look at."""
-    pids: dict[str, list[int]] = {}
-    for folder in (root / "proc").iterdir():
-        if folder.name.isdecimal():
-            for entry in (read_text(folder / "environ") or "").split("\0"):
-                name, _, value = entry.partition("=")
-                if name == MARK and value:
-                    pids.setdefault(value, []).append(int(folder.name))
-    return [RecordedProgram(Path(raw), tuple(sorted(pids[raw]))) for raw in sorted(pids) if Path(raw).is_dir()]
+    programs = by_variable(MARK, root).items()
+    return [RecordedProgram(Path(raw), tuple(pids)) for raw, pids in programs if raw and Path(raw).is_dir()]
 
 
 def find_program(target: str | None, programs: list[RecordedProgram]) -> RecordedProgram:

@@ -34,8 +34,8 @@ def profiled_arm(arm: str) -> str:
 
 
 def profiled_steps(one: AttachedProcess) -> int:
-    """Return the steps up to the end of a profiled window before the measured steps; 0 without one."""
-    if one.noted("closing"):
+    """Return the steps up to the end of a profiled window before the measured steps; 0 without one in its files."""
+    if one.noted("closing") or one.stretches[0][0].number > 0:
         return 0
     ends = one.noted("profiled")
     if ends:

@@ -74,8 +74,13 @@ def _look(program: RecordedProgram) -> list[str]:
     from harness.study.store import StudyFolder
 
     with tempfile.TemporaryDirectory(prefix="harness-watch-") as name:
-        if not recent_study(program, Path(name)):
-            return live.look(None, {})
+        try:
+            if not recent_study(program, Path(name)):
+                return live.look(None, {})
+        except FileNotFoundError:
+            if program.raw.is_dir():
+                raise
+            return ["The program has ended."]  # Its record was removed during the look.
         study = StudyFolder(Path(name))
         report, _, _ = report_of(study, study.read_study(), list(study.runs()))
         history = read_history(study.path)

@@ -117,14 +117,20 @@ def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
     return roles
 
 
+def by_variable(name: str, root: Path = ROOT) -> dict[str, list[int]]:
+    """Return the ids of processes started with the environment variable ``name``, by its value; orphans included."""
+    pids: dict[str, list[int]] = {}
+    for folder in (root / "proc").iterdir():
+        if folder.name.isdecimal():
+            entries = (read_text(folder / "environ") or "").split("\0")
+            for value in {entry.partition("=")[2] for entry in entries if entry.startswith(f"{name}=")}:
+                pids.setdefault(value, []).append(int(folder.name))
+    return {value: sorted(pids[value]) for value in sorted(pids)}
+
+
 def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
     """Return the ids of processes started with the environment variable ``name=value``, orphans included."""
-    entry = f"{name}={value}"
-    pids = []
-    for folder in (root / "proc").iterdir():
-        if folder.name.isdecimal() and entry in (read_text(folder / "environ") or "").split("\0"):
-            pids.append(int(folder.name))
-    return sorted(pids)
+    return by_variable(name, root).get(value, [])
 
 
 def _read(folder: Path) -> tuple[int, ProcessState] | None:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.attach import live
 from harness.attach.command import MARK
-from harness.attach.live import RecordedProgram, find_program, is_over, recorded_programs
+from harness.attach.live import RECENT_SEGMENTS, RecordedProgram, find_program, is_over, recorded_programs
+from harness.attach.retention import LAST
+from harness.commands import watch
 from harness.show.live import look, sparkline
 from tests.commands import harness
 from tests.harness.attach.running import PROGRAMS
@@ -78,6 +81,23 @@ def test_a_look_has_a_row_for_each_rank() -> None:
 @pytest.mark.parametrize(("values", "bars"), [([0.0, 0.0], "▁▁"), ([1.0, 8.0], "▂█"), ([5.0], "█")])
 def test_a_bar_begins_at_zero(values: list[float], bars: str) -> None:
     assert sparkline(values) == bars
+
+
+def test_no_file_of_a_look_is_deleted_when_one_more_segment_begins() -> None:
+    assert RECENT_SEGMENTS <= LAST
+
+
+def test_a_record_that_goes_during_a_look_ends_it(
+    programs: list[RecordedProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> bool:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(live, "recent_study", gone)
+    with pytest.raises(FileNotFoundError):  # The record is there: another file is missing.
+        watch._look(programs[0])
+    programs[0].raw.rmdir()
+    assert watch._look(programs[0]) == ["The program has ended."]
 
 
 def test_too_short_an_interval_is_refused() -> None:
