@@ -24,7 +24,7 @@ from trainer.errors import InputError
 SHIM = Path(__file__).parent / "shim"
 SEGMENT_S = 60  # seconds of a program's record in one file
 RETENTION_LOOK_S = 5.0  # seconds between two looks at the record's folder
-RETENTION_NICE = 10  # of the thread that looks: at 19 a machine without a free core would never let it run
+RETENTION_NICE = 10  # niceness of the thread that looks. At 19 it would never run on a machine without a free core.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -15,14 +15,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.attach.agent.events import ATTACHED, BATCH, EVENTS, LENGTH_BYTES, NOTE, PAUSE, PROCESS, STEP, SUFFIX
+from harness.attach.agent.events import (
+    ATTACHED,
+    BATCH,
+    EVENTS,
+    LENGTH_BYTES,
+    NOTE,
+    PAUSE,
+    PROCESS,
+    STEP,
+    SUFFIX,
+    framed,
+)
+from harness.study.records import made_of
+from harness.study.run_data import Minute
 
 _SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # line of the kernel; empty for a thread that has ended
 MOST_FRAME_BYTES = 1 << 28  # bytes of a few steps: a larger frame is invalid
 
 Piece = tuple[str, int, int, int]  # stage, start, end, CPU time
 Series = tuple[int, int]  # process id and start of the first file: the files of one process that continue each other
-DIGEST = "digest"  # file of what is kept of deleted segments (retention.py)
+DIGEST = "digest"  # file with notes of deleted segments and minutes of closed ones (retention.py)
 NOTES, MINUTE = "notes", "minute"  # words of its frames: (series, segment, content)
 
 
@@ -75,6 +88,7 @@ class AttachedProcess:
     made: Mapping[int, Made] = field(default_factory=dict)  # batches by number, if it is a loader worker
     steps: int = 0  # steps that it began
     segments: tuple[Segment, ...] = ()  # its files, in order; empty: the first is the only one
+    minutes: Mapping[int, Minute] = field(default_factory=dict)  # by segment, as far as they are in the digest
 
     @property
     def stretches(self) -> list[list[Segment]]:
@@ -139,8 +153,7 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 def append(path: Path, word: str, content: Any) -> None:
     """Append a frame, by one system call, to the file ``path``, which may not exist. An error leaves no part of it."""
-    frame = marshal.dumps((word, content))
-    frame = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+    frame = framed((word, content))
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         if file.write(frame) < len(frame):
@@ -158,38 +171,37 @@ def read(folder: Path, recent: int | None = None) -> list[AttachedProcess]:
         with suppress(FileNotFoundError):  # The launcher has deleted it meanwhile.
             if (file := read_file(path)) is not None:
                 files.setdefault(file.process.series, []).append(file)
-    kept: dict[Series, list[tuple[int, Sequence[Any]]]] = {}
-    for series, segment, notes in digests(folder, NOTES):
-        kept.setdefault(series, []).append((segment, notes))
-    processes = [_process(whole, kept.get(series, []), recent) for series, whole in files.items()]
+    digests = _read_digest(folder)
+    processes = [_process(whole, digests.get(series, {}), recent) for series, whole in files.items()]
     return sorted(processes, key=lambda process: process.process.now_ns)
 
 
-def _process(files: list[_File], kept: Sequence[tuple[int, Sequence[Any]]], recent: int | None) -> AttachedProcess:
-    """Join the ``files`` of one series. ``kept``: segments that were deleted, and their notes."""
+def _process(files: list[_File], digest: Mapping[str, Mapping[int, Any]], recent: int | None) -> AttachedProcess:
+    """Join the ``files`` of one series. ``digest``: notes of deleted segments, and minutes of closed ones."""
     files.sort(key=lambda file: file.process.segment)
-    present = {file.process.segment for file in files}
-    notes: list[tuple[int, Sequence[Any]]] = [(file.process.segment, file.notes) for file in files]
-    notes += [(segment, content) for segment, content in kept if segment not in present]
+    # A file is deleted after its notes were written.
+    notes = {**digest.get(NOTES, {}), **{file.process.segment: file.notes for file in files}}
     steps = max((file.last_step + 1 for file in files), default=0)
     files = files[-recent:] if recent else files
     return AttachedProcess(
         files[0].path,
         files[0].process,
-        tuple((kind, content) for _, part in sorted(notes, key=lambda pair: pair[0]) for kind, content in part),
+        tuple((kind, content) for segment in sorted(notes) for kind, content in notes[segment]),
         {number: made for file in files for number, made in file.made.items()},
         steps,
         tuple(Segment(file.process.segment, file.path, file.steps) for file in files),
+        {segment: made_of(Minute, content) for segment, content in digest.get(MINUTE, {}).items()},
     )
 
 
-def digests(folder: Path, word: str) -> Iterator[tuple[Series, int, Any]]:
-    """Yield (series, segment, content) of each frame ``word`` in the digest of ``folder``; nothing without one."""
+def _read_digest(folder: Path) -> dict[Series, dict[str, dict[int, Any]]]:
+    """Return the contents of the digest of ``folder`` by series, word and segment; empty without one."""
+    contents: dict[Series, dict[str, dict[int, Any]]] = {}
     path = folder / DIGEST
     if path.exists():
-        for kind, (series, segment, content) in frames(path):
-            if kind == word:
-                yield tuple(series), segment, content
+        for word, (series, segment, content) in frames(path):
+            contents.setdefault(tuple(series), {}).setdefault(word, {})[segment] = content
+    return contents
 
 
 class _File(NamedTuple):

@@ -36,19 +36,17 @@ from harness.attach.frames import (
     ProcessFacts,
     Series,
     append,
-    digests,
     events,
     frames,
     read_file,
 )
 from harness.attach.steps import StepSeen, steps_of
 from harness.attach.totals import Event, own_ns, waited_ns
-from harness.study.records import made_of
 from harness.study.run_data import LongStep, Minute
 
 FIRST, LAST = 5, 2  # closed segments that are always kept whole
-RETAINED_BYTES = 8 << 20  # of further closed segments that are kept whole, unless a single one is larger
-WORKER_MARGIN_NS = 120 * 1_000_000_000  # by which loader workers make batches before their step
+RETAINED_BYTES = 8 << 20  # total size of further closed segments that are kept whole, unless a single one is larger
+WORKER_MARGIN_NS = 120 * 1_000_000_000  # maximum time between the making of a batch by a loader worker and its step
 LONG_RATIO = 4.0  # a step longer than so many medians of its minute is kept as a LongStep
 MOST_LONG_STEPS = 20  # of one minute
 
@@ -76,14 +74,15 @@ class Retention:
         self._raw = raw
         self._facts: dict[Path, ProcessFacts] = {}
         self._trainers: dict[Series, _Trainer] = {}
-        self._seen: set[Path] = set()  # closed segments of trainers
         self._workers: set[Path] = set()  # closed files of loader workers
 
     def look(self) -> None:
         files = self._files()
         for series, paths in files.items():
+            trainer = self._trainers.get(series)
+            known = self._workers if trainer is None else {trainer.closed[number].path for number in trainer.whole}
             for path in paths[:-1]:  # The last one may still be written.
-                if path in self._seen or path in self._workers:
+                if path in known:
                     continue
                 if self._is_worker(path):
                     self._workers.add(path)
@@ -128,7 +127,6 @@ class Retention:
         trainer.open_step = open_step  # An error before this line changes nothing: the next look tries again.
         trainer.whole.add(len(trainer.closed))
         trainer.closed.append(_Closed(path, size, facts.now_ns, ended_ns))
-        self._seen.add(path)
 
     def _thin(self, series: Series) -> None:
         trainer = self._trainers[series]
@@ -268,10 +266,9 @@ def _utc_s(facts: ProcessFacts, now_ns: int) -> float:
     return (now_ns + facts.realtime_minus_monotonic_ns) / 1e9
 
 
-def minutes_of(raw: Path, process: AttachedProcess) -> dict[int, Minute]:
-    """Return the minutes of ``process`` by segment: from the digest in ``raw``, or from its files."""
-    series = process.process.series
-    minutes = {segment: made_of(Minute, content) for whose, segment, content in digests(raw, MINUTE) if whose == series}
+def minutes_of(process: AttachedProcess) -> dict[int, Minute]:
+    """Return the minutes of ``process`` by segment: those of the digest, and of its files without one."""
+    minutes = dict(process.minutes)
     for stretch in process.stretches:
         open_step: Event | None = None
         for segment in stretch:

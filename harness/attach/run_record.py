@@ -15,7 +15,7 @@ from trainer.json_types import JsonObject
 
 
 class RunOrigin(NamedTuple):
-    """Where the runs of a command come from."""
+    """Origin of the runs of a command: environment, exit code and start."""
 
     environment: JsonObject
     code: int | None  # exit code of the command; None if killed

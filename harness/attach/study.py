@@ -54,12 +54,9 @@ def make_study(
     trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
     arms = dict(zip(_names(trained), trained, strict=True))
     made_by = {process.process.pid: process.made for process in processes if process.made}
-    origin, study_id, windows = (
-        RunOrigin(record_user_environment(), 0 if ended is None else ended.code, begun_utc),
-        new_study_id(),
-        ProfiledWindows(raw),
-    )
-    minutes = {arm: minutes_of(raw, process) for arm, process in arms.items() if len(process.segments) > 1}
+    origin = RunOrigin(record_user_environment(), 0 if ended is None else ended.code, begun_utc)
+    study_id, windows = new_study_id(), ProfiledWindows(raw)
+    minutes = {arm: minutes_of(process) for arm, process in arms.items() if len(process.segments) > 1}
     deleted = {arm: thinned(arms[arm], numbered) for arm, numbered in minutes.items()}
     records: list[RunRecord] = []
     missing: list[str] = []  # profiles

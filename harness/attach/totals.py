@@ -195,7 +195,7 @@ class DataWork:
 
 @dataclass
 class Looks:
-    """What looks at the threads' stacks found in measured steps, by number of the place. See agent/own_time.py."""
+    """Results of the looks at the threads' stacks in measured steps, by number of the place. See agent/own_time.py."""
 
     looks: int = 0  # looks behind the sampled nanoseconds
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # by phase, place, EXACT, LATE, FORCED

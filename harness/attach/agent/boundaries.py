@@ -61,7 +61,7 @@ class _Steps:
     trained: bool = False  # True once a backward pass has begun
     backward_since: bool = False  # True if a backward pass ended since the last step or possible step began
     possible: int = 0  # steps that began if there is no optimizer
-    without_optimizer: bool = False  # True once it is decided that there is none
+    without_optimizer: bool = False  # True once the program counts as having no optimizer
     not_finite: int = 0  # consecutive non-finite losses
     adopted: bool = False  # True if the recorded thread replaced the main thread
     other_noted: bool = False  # True if another thread that trains was noted
@@ -80,7 +80,7 @@ class _Optimizers:
 
 @dataclass(slots=True)
 class _Measuring:
-    """Which steps are measured, and how many: the settings of the launcher, and windows of profiling."""
+    """Measured steps: the launcher's settings, and windows of profiling."""
 
     unmeasured: int = 0  # steps that began and are not measured
     warming: bool = True  # True until the first measured step, outside turns

@@ -167,7 +167,7 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return (event of the idle stream, host ns at which it was reached). Raises TimeoutError if not idle in time."""
+    """Return (event of the idle stream, host ns at which it was reached). Raises TimeoutError if it stays busy."""
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

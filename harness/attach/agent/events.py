@@ -43,9 +43,12 @@ Events of the third group stay within the agent, until it is known what they wer
 
 from __future__ import annotations
 
+from marshal import dumps
+from typing import Any
+
 PROCESS, BATCH, EVENTS, NOTE = "process", "batch", "events", "note"  # words of frames
 LENGTH_BYTES = 4  # before each frame, little endian
-SUFFIX = ".frames"  # of a file of frames
+SUFFIX = ".frames"  # suffix of a file of frames
 ATTACHED = "attached"  # file that exists once a process of the command has imported torch
 SETTINGS_FILE = "settings.json"  # the launcher's settings of the agent
 
@@ -76,10 +79,16 @@ OWN = frozenset({
     MEMORY_READ, PADDED,
 })  # the other events that the ledger does not handle  # fmt: skip
 
-ENDED = -2  # in a trace, replaces the batch's number: the wait ended with the data, without a batch
-UNKNOWN_NUMBER = -1  # in a trace: the batch's number is not known
+ENDED = -2  # number of a batch in a trace: the wait ended with the data, without a batch
+UNKNOWN_NUMBER = -1  # unknown number of a batch in a trace
 RETRIES, COMPILED = "retries", "compiled"  # counted by COUNTED: retries of the allocator, compiled graphs
-EXACT, LATE, FORCED = range(3)  # how a look of SAMPLED found its place, see own_time.py
+EXACT, LATE, FORCED = range(3)  # method by which a look of SAMPLED found its place, see own_time.py
 HOOKS = "gradient hooks"  # phase of SAMPLED: program code that a backward pass runs
 # Phase of SAMPLED: place of another thread, which may hold the lock that the recorded thread waits for; no looks.
 HOLDER = "lock holder"
+
+
+def framed(content: tuple[str, Any]) -> bytes:
+    """Return the frame of ``content``: (word, content of the frame), plain data."""
+    frame = dumps(content, 4)  # format 4 is readable by every Python 3, and writes a repeated word as a reference
+    return len(frame).to_bytes(LENGTH_BYTES, "little") + frame

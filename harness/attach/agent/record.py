@@ -17,13 +17,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from marshal import dumps
 from typing import Any, NoReturn
 
 from _harness_agent import forks
-from _harness_agent.events import ATTACHED, EVENTS, LENGTH_BYTES, NOTE, PROCESS, SETTINGS_FILE, SUFFIX
+from _harness_agent.events import ATTACHED, EVENTS, NOTE, PROCESS, SETTINGS_FILE, SUFFIX, framed
 
-MARSHAL_FORMAT = 4  # readable by every Python 3; writes a repeated word as a reference
 SEGMENT_BYTES = 128 << 10, 4 << 20  # least and most bytes of a segment: a step takes some hundred bytes
 
 _folder = ""  # empty: nothing is recorded
@@ -140,8 +138,7 @@ class FrameFile:
     def add(self, content: Any) -> None:
         if not self._is_open():
             self._begin()
-        frame = dumps(content, MARSHAL_FORMAT)
-        frame = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+        frame = framed(content)
         self.size += len(frame)
         if os.write(self._descriptor, frame) < len(frame):
             raise OSError(errno.ENOSPC, "half a frame was written")

@@ -33,6 +33,7 @@ from harness.attach.agent.events import (
     STEP,
 )
 from harness.attach.frames import Series, append, events, frames, read
+from harness.attach.profiled import profiled_steps
 from harness.attach.program_causes import _memory
 from harness.attach.retention import FIRST, LAST, RETAINED_BYTES, Retention, kept, minutes_of, summarize, thinned
 from harness.attach.steps import steps_of, write_tables
@@ -96,7 +97,7 @@ def test_of_deleted_segments_the_notes_and_a_minute_remain(tmp_path: Path, monke
     assert [segment.number for segment in before.segments] == list(range(segments))
     assert [segment.number for segment in after.segments] == [0, 1, 2, 3, 4, 5, 13, 21, 29, 37, 38, 39]
     assert (after.notes, after.steps) == (before.notes, before.steps)
-    expected, minutes = minutes_of(whole, before), minutes_of(bound, after)
+    expected, minutes = minutes_of(before), minutes_of(after)
     assert minutes == expected
     assert [minute.first_step for minute in thinned(after, minutes)] == [
         STEPS * number for number in range(segments) if number not in {s.number for s in after.segments}
@@ -108,7 +109,7 @@ def test_of_deleted_segments_the_notes_and_a_minute_remain(tmp_path: Path, monke
 def test_an_error_of_a_look_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, 20, looks=False)
     (process,) = read(tmp_path)
-    expected = minutes_of(tmp_path, process)
+    expected = minutes_of(process)
     tries = 0
 
     def append_at_second_try(path: Path, word: str, content: Any) -> None:
@@ -126,7 +127,7 @@ def test_an_error_of_a_look_changes_nothing(tmp_path: Path, monkeypatch: pytest.
             looking.look()
     (process,) = read(tmp_path)
     assert [segment.number for segment in process.segments] == [0, 1, 2, 3, 4, 5, 17, 18, 19]
-    assert minutes_of(tmp_path, process) == expected
+    assert minutes_of(process) == expected
 
 
 def test_half_an_appended_frame_is_taken_back(tmp_path: Path) -> None:
@@ -317,7 +318,7 @@ def test_a_long_program_is_thinned_while_it_runs(tmp_path: Path, monkeypatch: py
     history = read_history(study)
     assert history is not None
     minutes = history.minutes["script"]
-    gone = thinned(trainer, minutes_of(raw, trainer))
+    gone = thinned(trainer, minutes_of(trainer))
     assert history.thinned["script"] == len(gone) > 0
     assert sum(minute.steps for minute in minutes) == EPOCHS * EPOCH_STEPS - 5  # without warm-up
     facts = json.loads((study / "runs/script/0/run.json").read_text())["facts"]
@@ -339,3 +340,11 @@ for epoch in range({EPOCHS}):
         model(batch).pow(2).mean().backward()
         optimizer.step()
 """
+
+
+def test_a_profiled_window_in_files_that_were_not_read_is_no_part_of_the_steps(tmp_path: Path) -> None:
+    program(tmp_path, 4, looks=False)
+    append(tmp_path / "1-1-0.frames", "note", ("profiled", STEPS))
+    ((whole,), (recent,)) = read(tmp_path), read(tmp_path, recent=2)
+    assert (profiled_steps(whole), profiled_steps(recent)) == (STEPS, 0)
+    assert [segment.number for segment in recent.segments] == [2, 3]
