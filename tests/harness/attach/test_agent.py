@@ -69,7 +69,7 @@ HOOKS = {
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
     "stages": ("begin", "cut", "end", "take", "making", "enter_within", "leave"),
     "phases": ("enter", "leave", "making", "_read_core", "origin", "trains_on", "monotonic_ns"),
-    "record": ("write", "note", "dumps", "FrameFile", "_open"),
+    "record": ("write", "note", "framed", "FrameFile", "_open"),
     "run_queue": ("read", "find_threads"),
     "switches": ("count",),
     "updates": ("get_ident", "monotonic_ns", "_count", "_backward_begins", "_backward_ended", "_update_begins"),
