@@ -56,12 +56,15 @@ class _Starter:
 
     def __init__(self) -> None:
         self.pid = 0  # of the parent of what is forked
+        self._user = 0  # process that asks through the socket; one that it forks needs a connection of its own
+        self._address = ""
         self._socket: socket.socket | None = None
         self._process: _ColdPopen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self, request: dict[str, Any], descriptors: list[int]) -> int:
-        if self._socket is None or (self._process is not None and self._process.poll() is not None):
+        ended = self._user == os.getpid() and self._process is not None and self._process.poll() is not None
+        if ended or self._user != os.getpid():
             self._connect()
         # Who dies with his parent asks whether it is still the one that he was told of.
         request["words"] = [str(self.pid) if one == str(os.getpid()) else one for one in request["words"]]
@@ -76,13 +79,15 @@ class _Starter:
 
     def share(self) -> None:
         """Processes that are started from here on fork the same one."""
-        os.environ[ADDRESS] = self._connect()
+        self._connect()
+        os.environ[ADDRESS] = self._address
 
     def end(self) -> None:
         """End what was forked for this process, and the process that is forked, where this one started it."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+            self._user = 0
         if self._process is None or self._folder is None:
             return
         assert self._process.stdin is not None
@@ -95,14 +100,13 @@ class _Starter:
         self._process = None
         self._folder.cleanup()
 
-    def _connect(self) -> str:
-        address = os.environ.get(ADDRESS, "")
-        if not Path(address).is_socket():
-            address = self._begin()
+    def _connect(self) -> None:
+        known = (os.environ.get(ADDRESS, ""), self._address if self._user else "")
+        self._address = next((one for one in known if Path(one).is_socket()), "") or self._begin()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.connect(address)
+        self._socket.connect(self._address)
         self.pid = json.loads(self._socket.recv(_MOST_BYTES))["pid"]
-        return address
+        self._user = os.getpid()
 
     def _begin(self) -> str:
         self._folder = tempfile.TemporaryDirectory(prefix="harness-warm-")
@@ -123,6 +127,8 @@ class _Starter:
         return address
 
     def _ask(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, int]:
+        if self._user != os.getpid():
+            self._connect()
         assert self._socket is not None
         socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
         answer = self._socket.recv(_MOST_BYTES)
@@ -232,7 +238,7 @@ def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os._exit(0)
         request = json.loads(message)
         if "wait" in request:
-            answer = {"status": os.waitpid(request["wait"], 0)[1]}
+            answer = {"status": _waited(request["wait"])}
         else:
             if (pid := _fork()) == 0:
                 connection.close()
@@ -241,6 +247,13 @@ def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         for one in descriptors:
             os.close(one)
         connection.send(json.dumps(answer).encode())
+
+
+def _waited(pid: int) -> int:
+    try:
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:  # a process of another connection asks, or a second time
+        return signal.SIGKILL
 
 
 def become(request: dict[str, Any], descriptors: list[int], installed: list[str]) -> None:

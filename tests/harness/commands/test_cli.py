@@ -108,7 +108,7 @@ def test_the_help_of_a_command_imports_nothing_heavy(name: str, help_modules: di
     modules = help_modules[name]
     assert module_of(name) in modules
     assert not tops(modules) & NOT_FOR_HELP
-    shared = {"baseline": {"compare"}, "run": {"report"}}  # what prints alike
+    shared = {"baseline": {"compare"}, "run": {"report", "explain"}}  # what prints alike
     others = {other for other in COMMANDS if module_of(other) != module_of(name) and module_of(other) in modules}
     assert others == shared.get(name, set())
 
