@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +18,14 @@ from trainer.errors import InputError, visible_lines
 
 if TYPE_CHECKING:
     from harness.attach.live import RecordedProgram
+    from harness.study.store import StudyFolder
 
 EVERY_S = 10.0
 LEAST_EVERY_S = 1.0
+SHARE = 10  # seconds between the begins of two looks for each second that a look takes
+LEAST_PRIORITY = 19  # of nice(2)
+ENDING_S = 1.0  # in which browsers get the message that the program has ended
+EVENTS = "text/event-stream"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,34 +38,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=float, default=EVERY_S, metavar="SECONDS", help="between two looks (default: %(default)g)"
     )
-    parser.add_argument("--once", action="store_true", help="print one look, as into a file or a pipe")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--once", action="store_true", help="print one look, as into a file or a pipe")
+    group.add_argument(
+        "--web", action="store_true", help="serve the page of the report on loopback, which updates itself"
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="of --web (default: any free one)")
 
 
 def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Show the last minutes of a program under `harness exec` until it or the view (Ctrl-C) ends."""
     if not arguments.every >= LEAST_EVERY_S:
         raise InputError(f"watch: --every {arguments.every:g}: at least {LEAST_EVERY_S:g} (seconds)")
-    from harness.attach.live import find_program, is_over, recorded_programs
+    from harness.attach.live import find_program, recorded_programs
 
     program = find_program(arguments.target, recorded_programs())
-    if arguments.once or not sys.stdout.isatty():
-        for line in _look(program):
-            say(line)
+    try:
+        if arguments.web:
+            _serve(program, arguments.every, arguments.port)
+        elif arguments.once or not sys.stdout.isatty():
+            for line in _look(program):
+                say(line)
+            return 0
+        else:
+            _show(program, arguments.every)
+    except KeyboardInterrupt:
         return 0
+    say(f"the program has ended; its study: {program.raw.parent}")
+    return 0
+
+
+def _show(program: RecordedProgram, every_s: float) -> None:
+    """Show each look in the terminal until the program ends."""
     from rich.live import Live
     from rich.text import Text
 
     with Live(Text("The first look takes some seconds."), screen=True, auto_refresh=False) as live:
-        try:
-            while not is_over(program):
-                begun_s = time.monotonic()
-                text = "\n".join([_heading(program), "", *_look(program)])
-                live.update(Text(visible_lines(text), no_wrap=True), refresh=True)
-                time.sleep(max(0.0, arguments.every - (time.monotonic() - begun_s)))
-        except KeyboardInterrupt:
-            return 0
-    say(f"the program has ended; its study: {program.raw.parent}")
-    return 0
+        for _ in _looks(program, every_s):
+            text = "\n".join([_heading(program), "", *_look(program)])
+            live.update(Text(visible_lines(text), no_wrap=True), refresh=True)
+
+
+def _looks(program: RecordedProgram, every_s: float) -> Iterator[None]:
+    """Yield when a look is due, until the program ends. A look takes at most a tenth of a core's time."""
+    from harness.attach.live import is_over
+
+    os.nice(LEAST_PRIORITY)  # The training goes first.
+    while not is_over(program):
+        begun_s = time.monotonic()
+        yield
+        took_s = time.monotonic() - begun_s
+        due_s = begun_s + max(every_s, SHARE * took_s)
+        while time.monotonic() < due_s and not is_over(program):
+            time.sleep(min(1.0, max(0.0, due_s - time.monotonic())))
+
+
+def _serve(program: RecordedProgram, every_s: float, port: int) -> None:
+    """Serve the page of the last minutes on loopback, built anew for each look, until the program ends."""
+    from harness.show.timeline.server import HTML, LOOPBACK, Changes, Route, TraceServer, tunnel
+
+    changes = Changes()
+    server = TraceServer({}, port)
+    try:
+        say(f"open: http://{LOOPBACK}:{server.port}/ (after the first look, which takes some seconds)")
+        say(f"from another machine, first: {tunnel(server.port)}")
+        say("Ctrl-C ends the view only")
+        for _ in _looks(program, every_s):
+            if (page := _page(program)) is not None:
+                server.routes = {"/": Route(page, HTML), "/changes": Route(changes, EVENTS)}
+                changes.tell("look")
+        changes.tell("ended")
+        time.sleep(ENDING_S)
+    finally:
+        server.close()
+
+
+def _page(program: RecordedProgram) -> bytes | None:
+    """Return the report of the program's last minutes as an HTML file; None if no step was recorded."""
+    from harness.show.build import build_report
+
+    with _recent(program) as study:
+        if study is None:
+            return None
+        build_report(study.path, live=True)
+        return study.summary_html.read_bytes()
 
 
 def _heading(program: RecordedProgram) -> str:
@@ -66,22 +130,30 @@ def _heading(program: RecordedProgram) -> str:
 
 def _look(program: RecordedProgram) -> list[str]:
     """Return the lines of one look at ``program``."""
-    from harness.attach.live import recent_study
     from harness.show import live
     from harness.show.build import report_of
     from harness.show.first_screen import first_screen
     from harness.study.run_data import read_history
+
+    with _recent(program) as study:
+        if study is None:
+            return live.look(None, {}) if program.raw.is_dir() else ["The program has ended."]
+        report, _, _ = report_of(study, study.read_study(), list(study.runs()))
+        history = read_history(study.path)
+        return live.look(first_screen(report), {} if history is None else history.minutes)
+
+
+@contextmanager
+def _recent(program: RecordedProgram) -> Iterator[StudyFolder | None]:
+    """Yield the study of the program's last minutes, which is removed afterwards; None if no step was recorded."""
+    from harness.attach.live import recent_study
     from harness.study.store import StudyFolder
 
     with tempfile.TemporaryDirectory(prefix="harness-watch-") as name:
         try:
-            if not recent_study(program, Path(name)):
-                return live.look(None, {})
+            steps = recent_study(program, Path(name))
         except FileNotFoundError:
             if program.raw.is_dir():
                 raise
-            return ["The program has ended."]  # Its record was removed during the look.
-        study = StudyFolder(Path(name))
-        report, _, _ = report_of(study, study.read_study(), list(study.runs()))
-        history = read_history(study.path)
-        return live.look(first_screen(report), {} if history is None else history.minutes)
+            steps = False  # The program has ended, and its record was removed during the look.
+        yield StudyFolder(Path(name)) if steps else None

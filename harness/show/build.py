@@ -40,8 +40,11 @@ from trainer.errors import InputError, one_line
 from trainer.files import read_json, write_bytes, write_text
 
 
-def build_report(folder: Path) -> FirstScreen:
-    """Write the report of the study in ``folder``, and return its first screen. InputError without study or tables."""
+def build_report(folder: Path, *, live: bool = False) -> FirstScreen:
+    """Write the report of the study in ``folder``, and return its first screen. InputError without study or tables.
+
+    ``live``: the page reloads itself when the server that it comes from says so.
+    """
     study = StudyFolder(folder)
     record = study.read_study()
     study.remove_leftovers()
@@ -58,7 +61,7 @@ def build_report(folder: Path) -> FirstScreen:
     write_json(study.summary_json, summary(report, screen, results, files.problems, files.cost))
     page = markdown.page(report, screen, list(pictures), results, files, shown.cut)
     write_text(study.summary_md, page.markdown)
-    write_text(study.summary_html, html_page(page, pictures, report.step_times, screen.names))
+    write_text(study.summary_html, html_page(page, pictures, report.step_times, screen.names, live=live))
     return screen
 
 
@@ -131,11 +134,21 @@ KEYED = "keyed"  # key of Markdown's environment: True if the rows of a table ar
 OPEN = ("Verdicts in full",)  # sections that are initially unfolded
 
 
-def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTimes], names: ArmNames) -> str:
-    """Return the report as an HTML file. ``pictures``: the drawings, by the file names that ``report`` uses."""
+def html_page(
+    report: Page,
+    pictures: Mapping[str, Picture],
+    steps: Sequence[StepTimes],
+    names: ArmNames,
+    *,
+    live: bool = False,
+) -> str:
+    """Return the report as an HTML file. ``pictures``: the drawings, by the file names that ``report`` uses.
+
+    ``live``: as of :func:`build_report`.
+    """
     chart = _chart(steps)
     markdown = _renderer(pictures, chart)
-    plot, script = _asset("uplot.min.js"), _asset("page.js")
+    scripts = [_asset(name) for name in (*(["live.js"] if live else []), "uplot.min.js", "page.js")]
     opening = [
         (f"<h2>{escape(section.title)}</h2>" if section.title else "")
         + (bar(section.card) if section.card is not None else "")
@@ -144,7 +157,7 @@ def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[Ste
     ]
     return Template(_asset("page.html")).substitute(
         title=markdown.renderInline(report.title),
-        hashes=" ".join(map(_hash, (plot, script))),
+        policy=" ".join(map(_hash, scripts)) + ("; connect-src 'self'" if live else ""),
         style=_asset("uplot.min.css") + drawing.style() + _asset("page.css"),
         opening="\n".join(opening),
         contents="\n".join(
@@ -154,8 +167,7 @@ def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[Ste
             _details(section, markdown, "" if STEPS in pictures else chart) for section in report.sections
         ),
         data=json.dumps(_data(steps, names), separators=(",", ":")).replace("<", "\\u003c"),
-        uplot=plot,
-        script=script,
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
 
 

@@ -1,7 +1,7 @@
-"""Serves one timeline on this machine's loopback, where other users of the machine can fetch it too.
+"""Serves a timeline, or the page of a running training, on this machine's loopback.
 
-It accepts only Host headers that name loopback, so a page that rebinds its own name to 127.0.0.1 gets nothing. It
-serves only the paths of a fixed table, so no path can leave a folder.
+Other users of the machine can fetch it too. It accepts only Host headers that name loopback, so a page that rebinds its
+own name to 127.0.0.1 gets nothing. It serves only the paths of a fixed table, so no path can leave a folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import shutil
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,9 +31,11 @@ SELF_ONLY = (
     "object-src 'none'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
 IDLE_TIMEOUT_S = 60  # a connection that is silent for this long is closed
+ALIVE_S = 15.0  # a comment is sent after this time without a message, so that a browser that has gone is noticed
 BYTES = "application/octet-stream"
+HTML = "text/html; charset=utf-8"
 TYPES = {
-    ".html": "text/html; charset=utf-8",
+    ".html": HTML,
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".json": "application/json",
@@ -43,10 +45,35 @@ TYPES = {
 }
 
 
-class Route(NamedTuple):
-    """The answer to one path: a file or bytes. After a ``last`` route was sent, the server has done its work."""
+class Changes:
+    """Messages to every browser that listens to them (server-sent events)."""
 
-    source: Path | bytes
+    def __init__(self) -> None:
+        self._told = threading.Condition()
+        self._messages: list[str] = []
+
+    def tell(self, message: str) -> None:
+        """Send one line to each browser that listens now; later ones get only what follows."""
+        with self._told:
+            self._messages.append(message)
+            self._told.notify_all()
+
+    def follow(self) -> Iterator[str]:
+        """Yield each message from now on, and "" after each ``ALIVE_S`` seconds without one. Never ends."""
+        seen = len(self._messages)
+        while True:
+            with self._told:
+                if len(self._messages) == seen:
+                    self._told.wait(ALIVE_S)
+                told = self._messages[seen:]
+            seen += len(told)
+            yield from told or [""]
+
+
+class Route(NamedTuple):
+    """The answer to one path. After a ``last`` route was sent, the server has done its work."""
+
+    source: Path | bytes | Changes
     content_type: str = BYTES
     last: bool = False
 
@@ -90,7 +117,7 @@ class TraceServer(ThreadingHTTPServer):
                 raise
             reason = "is taken" if error.errno == errno.EADDRINUSE else "may not be used by this user"
             instead = "choose another (--port)" if origin is None else "do without --online: it fetches from no other"
-            raise InputError(f"trace: port {port} {reason}; end what uses it, or {instead}") from error
+            raise InputError(f"port {port} {reason}; end what uses it, or {instead}") from error
         # close() waits for the next look at whether to stop: of half a second (the default) each command would feel it.
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), name="trace server", daemon=True)
         self._thread.start()
@@ -139,6 +166,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._headers(route, len(route.source))
             self.wfile.write(route.source if body else b"")
             return
+        if isinstance(route.source, Changes):
+            self._send_changes(route, body=body)
+            return
         if not route.source.is_file():  # gone since
             self._refuse()
             return
@@ -150,10 +180,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.server.served.set()
 
-    def _headers(self, route: Route, length: int) -> None:
+    def _send_changes(self, route: Route, *, body: bool) -> None:
+        assert isinstance(route.source, Changes)
+        self.close_connection = True  # The answer has no length: it ends with the connection.
+        self._headers(route, None)
+        for message in route.source.follow() if body else ():
+            self.wfile.write(f"data: {message}\n\n".encode() if message else b":\n\n")
+
+    def _headers(self, route: Route, length: int | None) -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", route.content_type)
-        self.send_header("Content-Length", str(length))
+        if length is not None:
+            self.send_header("Content-Length", str(length))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         if self.server.origin is None:

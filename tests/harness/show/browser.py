@@ -47,10 +47,10 @@ class Browser:
         os.close(self._in)
         os.close(self._out)
 
-    def open(self, page: Path) -> None:
-        """Load a file, and wait until it is loaded."""
+    def open(self, page: Path | str) -> None:
+        """Load a file or an address, and wait until it is loaded."""
         self.events.clear()
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._read()
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.commands.watch import EVENTS
 from harness.show import drawing
 from harness.show.build import build_report
+from harness.show.timeline.server import HTML, Changes, Route, TraceServer
 from harness.study.store import StudyFolder
 from tests.harness.show import browser
 from tests.harness.show.browser import Browser
@@ -142,3 +147,42 @@ def test_no_two_of_sixteen_arms_look_alike_in_the_scatter(chromium: Browser, tmp
     assert len(looks) == len(set(looks)) == 16
     colours = [look[look.index("--c") :][:4] for look in looks]
     assert all(first != second for first, second in zip(colours, colours[8:], strict=False))
+
+
+def wait_until(chromium: Browser, expression: str) -> None:
+    """Raises AssertionError if it does not become true within a minute. A page that reloads has no value to give."""
+    for _ in range(600):
+        with suppress(AssertionError):
+            if chromium.value(expression):
+                return
+        time.sleep(0.1)
+    raise AssertionError(expression)
+
+
+def test_the_page_of_a_running_training_reloads_after_each_look(chromium: Browser, page: Path, tmp_path: Path) -> None:
+    """What was unfolded, the theme and the place stay; at the end it says that this was the last look."""
+    shutil.copytree(page.parent, tmp_path / "study")
+    study = StudyFolder(tmp_path / "study")
+    build_report(study.path, live=True)
+    first = study.summary_html.read_bytes()
+    changes = Changes()
+    server = TraceServer({"/": Route(first, HTML), "/changes": Route(changes, EVENTS)})
+    try:
+        chromium.open(f"http://127.0.0.1:{server.port}/")
+        unfolded = "[...document.querySelectorAll('details[open]')].map((one) => one.id).join()"
+        theme = "document.documentElement.dataset.theme"
+        before = chromium.value(unfolded)
+        chromium.value("document.querySelector('details:not([open])').open = true")
+        chromium.value("document.getElementById('theme').click(); scrollTo(0, 300)")
+        mine = [chromium.value(one) for one in (unfolded, theme, "scrollY")]
+        assert mine[0] != before
+        server.routes = {**server.routes, "/": Route(first.replace(b"</h1>", b" again</h1>", 1), HTML)}
+        changes.tell("look")
+        wait_until(chromium, "document.querySelector('h1').textContent.endsWith(' again')")
+        wait_until(chromium, "document.querySelector('header + p').textContent.startsWith('Live')")
+        assert [chromium.value(one) for one in (unfolded, theme, "scrollY")] == mine
+        changes.tell("ended")
+        wait_until(chromium, "document.querySelector('header + p').textContent.includes('ended')")
+        assert not [event for event in chromium.events if event["method"] == "Log.entryAdded"]
+    finally:
+        server.close()
