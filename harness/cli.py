@@ -90,7 +90,10 @@ FIRST = "Start with: harness exec -- python train.py\nArguments of a command: ha
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that raises InputError instead of exiting, and adds the arguments of ``command`` on first use."""
+    """Argument parser that raises InputError instead of exiting.
+
+    ``command``: the command whose arguments the parser adds before it first parses; None: no command.
+    """
 
     def __init__(self, command: Any = None, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)

@@ -70,7 +70,10 @@ class RandomStates:
 
 
 class DataPart:
-    """Checkpoint part with the position in the data. It is restored before batches are built: ``Restored.position``."""
+    """Checkpoint part with the position in the data.
+
+    Loading it does nothing: a resumed training reads the position from the checkpoint before it builds batches.
+    """
 
     def __init__(self, position: DataPosition) -> None:
         self._position = position
@@ -135,10 +138,11 @@ class Saver:
         *,
         owns_folder: bool = True,
     ) -> None:
-        """Prepare the folder.
+        """Prepare the folder: remove what interrupted writes left.
 
-        ``about``: returns further content of checkpoint.json, called within the step. ``ready``: called in the thread
-        before a checkpoint is complete. ``epochs``: returns the number of finished epochs, for every_epochs.
+        ``about``: returns further content of checkpoint.json; called within the step. ``ready``: called when a
+        checkpoint's files are written, before the folder gets its final name; with ``config.asynchronous`` in the
+        writing thread. ``epochs``: returns the number of finished epochs; used only with ``config.every_epochs``.
         ``owns_folder``: False in a rank that makes and removes no folders.
         """
         every_epochs = config.every_epochs

@@ -48,7 +48,10 @@ class WholeState:
     """Store that writes each part whole, in one process: weights as safetensors, everything else by torch.save."""
 
     def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
-        """Keep the arguments. ``tokenizer``: folder whose files are copied beside the weights."""
+        """Set up the store. ``model``: its configuration is written as config.json; None: no such file.
+
+        ``tokenizer``: folder whose files are copied into each checkpoint; None: no files.
+        """
         self._tokenizer = tokenizer
         self._config = getattr(model, "config", None)
         self._kind = type(model).__name__

@@ -45,7 +45,10 @@ class RanksState(Store):
         self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
-        """Write the checkpoint's files in rank 0, while the others run :meth:`join_in`. Return :meth:`read`'s JSON."""
+        """Write the checkpoint's files in rank 0, while the other ranks run :meth:`join_in`.
+
+        Return the JSON that :meth:`read` needs.
+        """
         import torch.distributed as dist
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
@@ -117,7 +120,7 @@ class RanksSaver(Saver):
         *,
         rank: Rank,
     ) -> None:
-        """Prepare the folder, in every rank; only rank 0 makes, renames and removes folders."""
+        """Set up the saver. Every rank must call it; only rank 0 makes, renames and removes folders."""
         if not rank.is_first:  # Every rank holds the same values of the other parts.
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
         self._together = store
@@ -158,7 +161,10 @@ def make_saver(
     tokenizer: Path | None = None,
     epochs: Epochs = lambda: None,
 ) -> Saver:
-    """Return the saver of ``rank``: arguments of :class:`Saver`, and a ``tokenizer`` folder for each checkpoint."""
+    """Return the saver of ``rank``. ``tokenizer``: folder whose files are copied into each checkpoint; None: no files.
+
+    Other arguments: see :class:`Saver`.
+    """
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready, epochs)

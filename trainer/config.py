@@ -158,7 +158,7 @@ class CheckpointConfig(Config):
 
     @property
     def interval_minutes(self) -> float:
-        """Minutes between checkpoints, if no other interval is given."""
+        """Minutes between checkpoints: every_minutes, or 10 without it. Unused with every_steps or every_epochs."""
         return 10.0 if self.every_minutes is None else self.every_minutes
 
 
@@ -177,7 +177,7 @@ class ResumeConfig(Config):
 
 
 class TrainerConfig(Config):
-    """One run of the trainer."""
+    """Configuration of one training run."""
 
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

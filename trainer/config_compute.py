@@ -10,7 +10,7 @@ from trainer.config_base import Config, How, Milliseconds
 
 
 class ComputeInject(Config):
-    """Known costs added to the phases of every step (milliseconds), on the host's main thread."""
+    """Artificial costs, added to the phases of every step (milliseconds) on the main thread, to test the harness."""
 
     forward_ms: Milliseconds = 0
     backward_ms: Milliseconds = 0
@@ -33,7 +33,9 @@ class KernelDurations(Config):
 
 
 class KernelCounts(Config):
-    """Number of kernels that the host launches on an emulated device in each phase."""
+    """Number of kernels that the host launches on an emulated device, for each phase: h2d, forward and backward of a
+    micro-batch, norm and optimizer of a step.
+    """
 
     h2d: int = Field(1, ge=1, le=100_000)
     """Per micro-batch, like forward and backward."""
@@ -92,7 +94,7 @@ Device = Annotated[
 
 
 class ComputeConfig(Config):
-    """Device, precision and synchronization of the model."""
+    """Device and precision of the model, and when the host waits for the device."""
 
     device: Device = "auto"
     """auto, cpu, cuda, or {emulated: PROFILE}: an emulated device, timed by its profile."""
@@ -164,7 +166,7 @@ SbatchOption = Annotated[str, AfterValidator(_option)]
 
 
 class Torchrun(Config):
-    """Number of ranks of a run, with torchrun's names."""
+    """Number of ranks per machine and of machines of a run. The keys are named as torchrun's options."""
 
     nproc: int = Field(1, ge=1, le=1024)
     """Processes (ranks) on each machine. On CUDA each uses its own card."""

@@ -21,8 +21,9 @@ class TrainTokenizer(Config):
 
 
 class TokenizerConfig(Config):
-    """Exactly one of: train; pretrained (a directory or name for AutoTokenizer, or a tokenizer.json); sentencepiece (a
-    model file)."""
+    """The tokenizer, by exactly one of: train (made from the corpus); pretrained (a directory or name for
+    AutoTokenizer, or a tokenizer.json); sentencepiece (a model file).
+    """
 
     train: TrainTokenizer | None = None
     pretrained: str | None = None
@@ -45,7 +46,9 @@ class TokenizerConfig(Config):
 
 
 class CorpusConfig(Config):
-    """Exactly one of: builtin; parquet (a file or glob) with its text column; path, for any format and place."""
+    """The corpus, by exactly one of: builtin; parquet (file or glob) with its text column; path (any format, any
+    place).
+    """
 
     builtin: Literal["python-docs"] | None = None
     parquet: str | None = None
@@ -78,7 +81,7 @@ class CorpusConfig(Config):
 
 
 class DataInject(Config):
-    """Known costs added to the stages of every batch (milliseconds per batch), to test the harness itself."""
+    """Artificial costs, added to the stages of every batch (milliseconds per batch), to test the harness."""
 
     read_ms: Milliseconds = 0
     tokenize_ms: Milliseconds = 0
@@ -174,12 +177,12 @@ class DataConfig(Config):
 
     @property
     def chooses_workers(self) -> bool:
-        """True if ``workers`` is chosen before anything runs."""
+        """True if the user wrote ``workers: auto``. A short trial before the study then chooses the number."""
         return self._chooses_workers
 
     @property
     def is_flat(self) -> bool:
-        """True if packed rows are made from flat tokens, for which all documents' lengths are known."""
+        """True if packed rows are cut from flat tokens: all documents end to end in one array, with known lengths."""
         return self.path == "tokens-mmap" or (self.path == "tokens-stream" and self.access == "zero-copy")
 
     @model_validator(mode="after")

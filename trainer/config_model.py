@@ -63,7 +63,9 @@ def _model_config_tag(value: Any) -> str:
 
 
 class ModelConfig(Config):
-    """Exactly one of: preset (and any dimension of it overridden), config, pretrained, factory."""
+    """The model, by exactly one of: preset (a named shape; other keys may override its dimensions), config, pretrained,
+    factory (a function of your own).
+    """
 
     preset: Preset | None = DEFAULT_PRESET
     """Model whose dimensions the keys below override. Default: gpt2-tiny, if no other model is given."""
@@ -116,7 +118,10 @@ class ModelConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _without_the_default_preset(cls, given: Any) -> Any:
-        """Remove the preset if another model is named. (A factory's configuration always recorded the default one.)"""
+        """Set ``preset`` to None if ``config`` or ``pretrained`` is given without it.
+
+        With ``factory`` the default preset stays, because recorded configurations have it.
+        """
         if not isinstance(given, dict) or "preset" in given:
             return given
         of_files = any(given.get(key) is not None for key in ("config", "pretrained"))

@@ -69,7 +69,7 @@ class Evaluator:
 
     @property
     def epochs_are_over(self) -> bool:
-        """True if every_epochs requires a pass that :meth:`after` has not made yet."""
+        """True if an interval of ``evaluation.every_epochs`` has ended and :meth:`after` has not run its pass yet."""
         return self._interval is not None and self._interval.is_over()
 
     def after(self, step: int, kinds: frozenset[Kind] = KINDS, *, epochs_are_over: bool = False) -> None:
@@ -144,7 +144,10 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """Return the evaluator of ``config``, in every rank, after loader workers have started."""
+    """Return the evaluator of ``config``. Every rank must call it, after its loader workers have started.
+
+    ``beat``: called after each batch of a pass. ``epochs``: returns the epochs completed so far; None: unknown.
+    """
     evaluation, prints = config.evaluation, rank.is_first
     assert evaluation is not None
     batches = validation_batches(config, prepared)

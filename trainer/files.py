@@ -52,7 +52,10 @@ def partial_path(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove abandoned temporary files in our own ``folder``; in a user's: :func:`remove_leftovers_of`."""
+    """Remove temporary files that ended processes left in ``folder``, which must be one of this harness.
+
+    In a user's folder use :func:`remove_leftovers_of`.
+    """
     _remove_left(folder, ".")
 
 
@@ -101,7 +104,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _unwritten_s(path: Path) -> float:
-    """Return the seconds since ``path`` was last written; 0 if a file disappears: its owner lives."""
+    """Return the seconds since the last write of ``path`` or, in a folder, of any file below it.
+
+    Return 0 if a file disappears meanwhile: another process is then still at work there.
+    """
     try:
         return time.time() - max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
     except OSError:
@@ -203,7 +209,10 @@ def expanded(path: str | Path) -> Path:
 
 @contextmanager
 def naming(path: Path, temporary: Path) -> Iterator[None]:
-    """Context that sets ``path`` as the file of an OSError without one, or of ``temporary``: it shows the full disk."""
+    """Context that names ``path`` in an OSError that names no file, or ``temporary``.
+
+    A user can then see which file failed, and which disk is full.
+    """
     try:
         yield
     except OSError as error:

@@ -50,7 +50,7 @@ class Generated:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed of the generation in computed tokens per second."""
+        """Number of generated tokens per second, including the end-of-text id. The time includes the prompt's."""
         return self.computed / self.seconds
 
 
@@ -119,9 +119,10 @@ def generate(
 
 
 def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
-    """Return the ids of ``prompt``; without a token the id that ends the preceding document.
+    """Return the ids of ``prompt``. A prompt without a token becomes the end-of-text id, as before a new document.
 
-    Raises InputError, naming ``key``, for a prompt that is not text, or if no id begins or ends a document.
+    If the tokenizer has no end-of-text id, its begin-of-text id is taken. Raises InputError, naming ``key``, if
+    ``prompt`` is not UTF-8 text, or if it has no token and the tokenizer has neither id.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         raise InputError(f"{key}: contains bytes that are not UTF-8 text")

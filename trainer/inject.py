@@ -54,10 +54,10 @@ def _burn(nanoseconds: int) -> None:
 
 
 class Injector:
-    """Spends the declared costs of one configuration section, with its jitter drawn from ``seed``.
+    """Spends the artificial costs that one configuration section declares, with jitter drawn from ``seed``.
 
-    Each cost has separate draws, so an arm without one of the costs has the same draws for the others. ``parts``:
-    number of equal parts in which a cost is spent (default 1).
+    Each cost has separate draws, so an arm without one of the costs has the same draws for the others. ``parts``: by
+    name of a cost, the number of calls of :meth:`spend` among which it is divided equally (default 1).
     """
 
     def __init__(
@@ -85,12 +85,15 @@ class Injector:
         return cost_ms
 
     def skip(self, draws: int, more: int = 1) -> None:
-        """Advance all draws by those of an earlier run. ``more``: factor for the stages, not for ``transfer``."""
+        """Skip the jitter draws of ``draws`` batches, which an earlier run made before this one resumes.
+
+        ``more``: draws of each stage (read, tokenize, pack) per batch; ``transfer`` has one per batch.
+        """
         if self._jitter:
             for name, random_state in self._random.items():
                 for _ in range(draws * (1 if name == "transfer" else more)):
                     random_state.random()
 
     def spend(self, name: str) -> None:
-        """Spend the next cost of stage or phase ``name`` (see :meth:`draw_ms`)."""
+        """Draw the next cost of stage or phase ``name`` (:meth:`draw_ms`), and spend it as CPU time or as sleep."""
         spend(self.draw_ms(name), self._how)

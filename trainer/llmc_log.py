@@ -24,7 +24,10 @@ _MAX_LOG_LINE_BYTES = 4096
 
 
 class LoggedStep(NamedTuple):
-    """Values of a training step, counted from 0: the loss before its update, and its settings (None: not logged)."""
+    """Logged values of training step ``step``, counted from 0. ``loss``: before the step's update.
+
+    ``learning_rate`` and ``norm`` (of the gradients) are None if they were not logged.
+    """
 
     step: int
     loss: float
@@ -41,7 +44,10 @@ class LoggedScore(NamedTuple):
 
 @dataclass(frozen=True)
 class LlmcLog:
-    """Content of a log, by step, without repetitions. ``other_lines``: lines of unknown kinds."""
+    """Content of llm.c's main.log, sorted by step. If a step was logged several times, the last line counts.
+
+    ``other_lines``: number of lines of unknown kinds.
+    """
 
     training: tuple[LoggedStep, ...]
     validation: tuple[LoggedScore, ...]
@@ -51,7 +57,7 @@ class LlmcLog:
 
 
 def read_log(path: Path) -> LlmcLog:
-    """Return the content of a main.log. Raises InputError if the file has no such lines."""
+    """Return the content of llm.c's main.log. Raises InputError if it is another file, or has no loss or accuracy."""
     training: dict[int, LoggedStep] = {}
     validation: dict[int, LoggedScore] = {}
     hellaswag: dict[int, LoggedScore] = {}

@@ -143,7 +143,10 @@ class LlmcHeader:
 
 
 def read_header(path: Path) -> LlmcHeader:
-    """Read the header of a file. Raises InputError if it is invalid, of another version, cut short or too long."""
+    """Read the header of a model file of llm.c. Raises InputError if the header is invalid or of another version.
+
+    Also raises InputError if the file is shorter or longer than its header says.
+    """
     try:
         if not S_ISREG((stat := path.stat()).st_mode):  # A pipe or a device may have no end.
             raise InputError(f"{path}: no file, but a folder, a pipe or a device; allowed: a model file of llm.c")
@@ -183,7 +186,7 @@ def read_header(path: Path) -> LlmcHeader:
 def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
     """Return the header of an llm.c file, and its weights by transformers' names, in the file's dtype.
 
-    Weights have no rows that belong to no token. Raises InputError as :func:`read_header` does.
+    The padding rows of the token embedding are left out. Raises InputError as :func:`read_header` does.
     """
     header = read_header(path)
     try:
@@ -324,9 +327,10 @@ def build(path: Path) -> torch.nn.Module:
 
 
 def load_seed(model: torch.nn.Module, path: Path) -> str:
-    """Load the weights of an llm.c file into ``model``. Return a sentence about positions left out, or "".
+    """Copy the weights of the llm.c file ``path`` into ``model``, whose training continues from them.
 
-    The file may have more positions than the scenario's sequences. Raises InputError for another model.
+    The file may have more positions than ``model``: the further position embeddings are left out. Return a sentence
+    about that, or "". Raises InputError if the file's dimensions are others, or its positions fewer.
     """
     header, weights = read_model(path)
     try:
@@ -363,5 +367,5 @@ def _fill(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
 
 
 def not_finite(weights: dict[str, torch.Tensor]) -> int:
-    """Return the number of weights that are NaN or infinite."""
+    """Return the number of single values, in all tensors, that are NaN or infinite."""
     return sum(weight.numel() - int(weight.isfinite().sum()) for weight in weights.values())

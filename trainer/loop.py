@@ -85,7 +85,10 @@ def train(
 
 
 class ValueReader:
-    """Reads each step's loss and norm, which must be finite, and prints every ``log_every`` steps."""
+    """Reads each step's loss, prints it every ``log_every`` steps, and checks the gradient norm.
+
+    Raises FloatingPointError for a norm that is NaN or infinite, if ``compute.check_finite`` is set.
+    """
 
     def __init__(self, config: TrainerConfig, compute: Compute, prints: bool = True) -> None:
         """Prepare reading. ``prints``: also print log lines."""
@@ -99,7 +102,10 @@ class ValueReader:
         self._copies: list[tuple[int, Any]] = []  # queued copies that were not read, at most of two steps
 
     def before_update(self, step: int, losses: list[Loss], norm: Any) -> None:
-        """Check the norm, or with ``late`` queue a copy of loss and norm: between clipping and the optimizer."""
+        """Check the gradient norm. Call it between gradient clipping and the optimizer.
+
+        With ``compute.sync: late`` it only queues copies of loss and norm, which are checked one step later.
+        """
         if self._late:
             with telemetry.span("sync"):
                 self._copies.append((step, self._compute.copy_to_host(losses, norm if self._checks else None)))
@@ -110,7 +116,10 @@ class ValueReader:
                 self._compute.check_finite(norm, step)
 
     def after_update(self, step: int, losses: list[Loss]) -> None:
-        """Read the losses that are due, when the optimizer is launched; with ``late`` those of the step before."""
+        """Read the losses that must be reported now. Call it when the optimizer has been launched.
+
+        With ``compute.sync: late`` it reads loss and norm of the step before.
+        """
         if self._late:
             if len(self._copies) > 1:
                 self._read_copy()
@@ -124,7 +133,10 @@ class ValueReader:
                 self._read_losses(say=True)
 
     def read_all(self) -> None:
-        """Read and report every loss so far, because a checkpoint must not include a step of unknown norm."""
+        """Read and report all losses not yet read, and with ``compute.sync: late`` check their gradient norms.
+
+        Call it before a checkpoint, which must not include a step of unknown norm.
+        """
         if self._unread:
             self._read_losses()
         while self._copies:

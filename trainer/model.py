@@ -23,7 +23,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Counted:
-    """Parameters of a model without a formula, counted on the model itself."""
+    """Parameter counts of a model for which no formula is known, counted on the built model."""
 
     parameters: int
     lookups: int
@@ -34,9 +34,10 @@ class Counted:
 
 @dataclass(frozen=True)
 class Shape:
-    """Every dimension of a model, resolved. ``positions`` is its longest sequence.
+    """All dimensions of a model, with defaults filled in. ``positions``: its longest sequence, in tokens.
 
-    ``family``: one of :data:`FAMILIES`, or another of the transformers library, which then is ``counted``.
+    ``family``: one of :data:`FAMILIES`, or another of the transformers library. ``counted``: the number of its
+    parameters if no formula gives it, else None.
     """
 
     family: str
@@ -58,7 +59,10 @@ class Shape:
 
 
 def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape | None:
-    """Return the shape of any model; None if unknown before it is built. Raises InputError if it does not fit."""
+    """Return the shape of the configured model; None if it is unknown before the model is built.
+
+    Raises InputError if the tokenizer has more ids, or ``sequence_length`` more positions, than the model.
+    """
     if config.factory is not None:
         return None
     if (files := model_files(config)) is None:
@@ -82,7 +86,10 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
 
 
 def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
-    """Return a shape with counted parameters. ``dimensions``: the other fields of :class:`Shape`."""
+    """Return the shape of a model whose number of parameters was counted. ``lookups``: as in :class:`Counted`.
+
+    ``dimensions``: the other fields of :class:`Shape`.
+    """
     shape = Shape(family, **dimensions)  # type: ignore[arg-type]
     return replace(shape, counted=Counted(parameters, lookups))
 
@@ -126,7 +133,7 @@ _ASSUMED: Mapping[str, Mapping[str, Json]] = {
 
 
 def _shape_of_files(files: ModelFiles) -> Shape | None:
-    """Return the shape by config.json alone; None for another family, or for settings without a formula."""
+    """Return the shape by config.json alone. None if no formula gives the parameters of its family or settings."""
     family, content = files.model_type, files.content
     if family not in FAMILIES or any(content.get(key, default) != default for key, default in _ASSUMED[family].items()):
         return None

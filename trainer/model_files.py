@@ -83,7 +83,11 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
 
 
 def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
-    """Return the files of the folder ``name``, with weights. Raises InputError, naming ``key``, if unusable."""
+    """Return the config and the weight files of the folder ``name``.
+
+    Raises InputError, naming ``key``, if config.json or the weights (*.safetensors) are missing, or config.json is
+    invalid.
+    """
     folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")

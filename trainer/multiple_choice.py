@@ -83,9 +83,10 @@ def load_choices(
 ) -> Choices:
     """Read and tokenize the questions that ``config`` names. ``longest_row``: maximum ids of a row (None: any).
 
-    A longer row loses the beginning of its context, as in lm-evaluation-harness. Raises InputError, one line, naming
-    ``key``, for an unusable file, and for an ending that leaves no room for a token of its context. ``tokenizer`` None:
-    unknown; a .bin file does not need it for acc and acc_tokens.
+    A longer row loses the beginning of its context, as in lm-evaluation-harness. ``tokenizer``: None if it is unknown.
+    A .bin file has token ids and is read without it, but ``acc_norm`` and ``acc_bytes`` then stay unknown. Raises
+    InputError, one line, naming ``key``, for an unusable file, for text without a tokenizer, and for an ending that
+    leaves no room for a token of its context.
     """
     if is_bin(config.path):
         places, choices = _of_tokens(read_bin(config.path, key, config.most), tokenizer, key)

@@ -25,10 +25,12 @@ _LOOPBACK = "lo"  # the interface of LOCAL on Linux
 
 @dataclass(frozen=True)
 class Rank:
-    """One process among those that train together. ``listening``: rank 0's descriptor of the port where they meet.
+    """One of the processes that train together: ``number``, from 0, of ``of``.
 
-    ``address``: address at which rank 0 listens. ``local``, ``here``: number of the rank, and of all ranks, on its
-    machine. ``interface``: network interface to the others; "" leaves the choice to gloo and nccl.
+    ``address``, ``port``: where rank 0 listens for the others. ``listening``: descriptor of its socket; None in other
+    ranks. ``timeout_s``: limit of a meeting or an exchange. ``local``: number of this rank on its machine; ``here``:
+    number of ranks on that machine; None if there is one machine. ``interface``: network interface to the others; ""
+    leaves the choice to gloo and nccl.
     """
 
     number: int = 0
@@ -77,7 +79,10 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
 
 
 def join(rank: Rank, device: torch.device) -> None:
-    """Join the group of all ranks. Raises torch's DistError if one is missing after ``timeout_s``."""
+    """Join the process group of all ranks: nccl if ``device`` is CUDA, else gloo.
+
+    Raises torch's DistError if a rank is missing after ``rank.timeout_s`` seconds.
+    """
     import torch.distributed as dist
 
     # gloo and nccl would otherwise resolve this machine's name.
@@ -102,7 +107,10 @@ def join(rank: Rank, device: torch.device) -> None:
 
 
 def gloo_group(rank: Rank) -> Any:
-    """Return a new gloo group, one per thread, apart from the gradients. Every rank calls it at the same place."""
+    """Return a new gloo process group of all ranks, separate from the one that exchanges gradients.
+
+    A thread that exchanges values needs a group of its own. Every rank must call it at the same place.
+    """
     import torch.distributed as dist
 
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=rank.timeout_s))
@@ -157,7 +165,10 @@ def leave() -> None:
 
 
 def is_of_the_exchange(error: BaseException) -> bool:
-    """Return True if ``error`` comes from an exchange in which another rank is late or gone."""
+    """Return True if ``error`` was raised by communication with the other ranks.
+
+    Such an error usually means that another rank is late or has ended.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and isinstance(error, dist.DistError):

@@ -84,7 +84,7 @@ class BatchTrace(NamedTuple):
     """The stage spans of one batch, recorded by the process that built it. It travels with the batch.
 
     ``role`` is ``main`` (inline) or ``loader-K``; ``batch`` counts batches per loader worker process from 0. ``drawn``:
-    spans of the main thread in the fetch of a worker's batch, in which a sampler chose items.
+    spans in which the main thread, while it fetched a worker's batch, ran a sampler that chooses the items of batches.
     """
 
     pid: int
@@ -231,8 +231,9 @@ def exchanged(name: str, start_ns: int, end_ns: int) -> None:
 
 
 def unpacked(arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
-    """Report when the batch being fetched had arrived from its worker, and when it was unpacked here.
+    """Report when the batch being fetched had arrived from its worker, and when it was unpacked (monotonic ns).
 
-    Both may lie in an earlier fetch. ``waited``: True if this process waited for its message, which came just then.
+    Both may lie before this fetch. ``waited``: True if this process waited for the batch: ``arrived_ns`` is then its
+    arrival, else the time of reading it.
     """
     _recorder.unpacked(arrived_ns, unpacked_ns, waited)

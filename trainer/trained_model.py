@@ -62,7 +62,11 @@ def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, 
 
 
 def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Select the files of a model at ``root``, as :func:`tables_of_run`: newest checkpoint and tokenizer."""
+    """Select the files of the model at ``root``. Return their common folder, and sizes in bytes by path in it.
+
+    Of a training's folder: the newest complete checkpoint, and the tokenizer. Of a checkpoint's folder: its files, and
+    the training's tokenizer. Otherwise: the file, or all files of the folder.
+    """
     base, sizes = _whole_folder(filesystem, root)
     if base != root:
         return base, sizes
@@ -115,7 +119,10 @@ def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterato
 
 
 def located(place: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Return the local path of ``place``, a path or a URL. The content of a URL is copied by :func:`fetched`."""
+    """Return the local path of ``place``, a path or a URL, whose content :func:`fetched` copies for this process.
+
+    ``key``: named in errors. ``needed``: selects the files to copy.
+    """
     return fetched(place, key, needed) if is_remote(place) else expanded(local(place))
 
 
@@ -185,7 +192,10 @@ class TrainedModel:
 
 
 def load_trained(place: str, key: str) -> TrainedModel:
-    """Load the model at ``place`` with the tokenizer beside it. Raises InputError, naming ``key``, without one."""
+    """Load the causal model at ``place``, and the tokenizer beside it, if any.
+
+    Raises InputError, naming ``key``, if there is no such model.
+    """
     path, name = located(place, key), f"{key} {place}"
     if path.is_file():
         return TrainedModel(name, llmc_model.build(path).eval(), None)

@@ -37,10 +37,11 @@ def named_function(name: str) -> str:
 
 
 def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others: Iterable[str] = ()) -> str:
-    """Return a digest of the Python files of ``name``: of its module, or of its whole package. Nothing is imported.
+    """Return a digest of the Python files of ``name`` (MODULE:FUNCTION). Nothing is imported.
 
-    Raises InputError, which begins with ``key``, if the module is not found. ``places``: the first search folders of a
-    process in another folder. ``others``: further files that it imports (:func:`own_files`).
+    They are all files of the package that MODULE belongs to, or the file of a module without a package. ``places``: as
+    in :func:`files`. ``others``: further files that the code imports (:func:`own_files`). Raises InputError, which
+    begins with ``key``, if the module is not found.
     """
     digest = hashlib.sha256()
     for path in sorted({path.resolve() for path in (*map(Path, others), *files(key, name, places))}):
@@ -53,7 +54,10 @@ def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others
 
 
 def own_files(folder: Path) -> list[str]:
-    """Return the files in ``folder`` from which this process has imported modules, without libraries."""
+    """Return the absolute paths, sorted, of the files below ``folder`` that this process has imported as modules.
+
+    Files of the standard library, of installed packages and of this harness are left out.
+    """
     place = folder.resolve()
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     paths = {
@@ -111,9 +115,10 @@ def _places() -> list[str]:
 
 
 def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path]:
-    """Return the Python files of ``name``: its module, or its whole package. ``places``: folders to search first.
+    """Return the Python files of ``name`` (MODULE:FUNCTION): its module, or its whole package.
 
-    Raises InputError, which begins with ``key``, if the module is not found.
+    ``places``: folders to search first; None: the working directory and those of :data:`CODE_PATH`. Raises InputError,
+    which begins with ``key``, if the module is not found.
     """
     module = name.partition(":")[0]
     top, *rest = module.split(".")

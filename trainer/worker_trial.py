@@ -27,7 +27,10 @@ LEAST_WORKER_GAIN = 0.03
 
 @dataclass(frozen=True)
 class WorkerTrial:
-    """Measured times of one micro-batch in milliseconds: medians, except ``stage_ms``, a mean."""
+    """Measured times, in ms, of making, receiving and training on one micro-batch.
+
+    All are medians, except ``stage_ms``, a mean.
+    """
 
     stage_ms: float  # time to make a batch in the training process
     ready_ms: float  # time to receive a finished batch from a worker
@@ -49,7 +52,11 @@ class WorkerTrial:
         return max(self.step_ms + self.ready_ms, made_ms, work_ms / self.cores)
 
     def best(self) -> int:
-        """Return the fewest workers that no other number beats by more than a trial can resolve."""
+        """Return the number of workers to use, by :meth:`predicted_ms`.
+
+        From 0 up, a number replaces the best so far if it shortens a step by more than :data:`LEAST_WORKER_GAIN` (a
+        share).
+        """
         best, shortest_ms = 0, self.predicted_ms(0)
         for workers in range(1, max(1, self.cores) + 1):
             if self.predicted_ms(workers) < shortest_ms * (1 - LEAST_WORKER_GAIN):
@@ -80,7 +87,7 @@ def measure(config: TrainerConfig) -> WorkerTrial:
 
 
 def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[float, int]:
-    """Return the time (ms) of a training step per micro-batch, and the number of threads that it keeps busy."""
+    """Return (time of a training step divided by its micro-batches, in ms; number of cores that the step uses)."""
     import torch
 
     from trainer.compute.build import build_compute
@@ -102,10 +109,10 @@ def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[flo
 
 
 def mean_ms(work: Callable[[], object]) -> float:
-    """Return the mean duration of a call of ``work`` in ms; a median would exclude few batches that pay for others.
+    """Return the mean duration of a call of ``work`` in ms. A few slow batches do the work of many, so no median.
 
-    There are at least :data:`BATCHES` calls, over at least :data:`MADE_S` seconds, but none after :data:`BATCHES_S`
-    seconds.
+    Calls go on until there are :data:`BATCHES` of them and :data:`MADE_S` seconds have passed. They end after
+    :data:`BATCHES_S` seconds at the latest.
     """
     begun, count = monotonic(), 0
     while (took_s := monotonic() - begun) < BATCHES_S and (count < BATCHES or took_s < MADE_S):
@@ -128,7 +135,10 @@ def _median_ms(
 
 
 def main() -> int:
-    """Measure the configuration on standard input and print the result as JSON. Return exit code 0."""
+    """Read a trainer's configuration (JSON) from standard input, and print the times by :func:`measure` as JSON.
+
+    An InputError is printed as ``{"error"}``. Return exit code 0.
+    """
     out = os.dup(1)
     os.dup2(2, 1)  # Output of libraries must not mix with the answer.
     content = json.loads(sys.stdin.read())

@@ -44,7 +44,7 @@ class CommandOver(CommandFailed):
 
 @dataclass
 class _Rank:
-    """One training process of the command: its connection to the gate, and the unread part of its last message."""
+    """One training process of the command: its connection to the launcher, and the bytes of an incomplete message."""
 
     connection: socket.socket
     pid: int
@@ -54,7 +54,7 @@ class _Rank:
 
 @dataclass
 class AlternatingCommand:
-    """A command under the agent, in its own session, that runs steps only in its turns."""
+    """A training command with the agent, in an OS session of its own, that runs steps only when it has its turn."""
 
     program: Sequence[str]
     raw: Path  # folder of the agent's records
@@ -70,7 +70,11 @@ class AlternatingCommand:
     _keeper: Keeper | None = None  # ends the processes that the command starts
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait for all ranks at the gate. Raises CommandFailed, BudgetSpent if too late."""
+        """Start the command and wait until all its ranks are ready for their first turn.
+
+        Raises CommandFailed if it ends first or takes longer than ``limits.start_s`` seconds, BudgetSpent at the
+        study's time limit.
+        """
         replace(settings, gate=str(self.gate)).write(self.raw)
         self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
@@ -104,14 +108,14 @@ class AlternatingCommand:
             self._check(time.monotonic() - silent_s, self.limits.silence_s)
 
     def suspend(self) -> None:
-        """Stop every process of the command, including processes that start meanwhile."""
+        """Suspend (SIGSTOP) every process of the command, including processes that start meanwhile."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal_all(signal.SIGCONT)
 
     def end(self) -> int | None:
-        """Let the command leave its loop and return its exit code (-N: signal N); None if it had to be killed."""
+        """Ask the program to end at its next step. Return its exit code (-N: signal N); None if it had to be killed."""
         self.doing = "ending"
         with suppress(CommandFailed):
             self._order({"end": True})
@@ -197,7 +201,10 @@ class AlternatingCommand:
             raise CommandFailed(f"{symptom} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
-        """Describe the blocking process's state, cause and fix; the error's text if /proc is unreadable."""
+        """Describe the process that keeps the launcher waiting: its state, the likely cause, and what to do.
+
+        If /proc cannot be read, return the text of that error.
+        """
         assert self._process is not None
         if self.doing == STARTING:  # the ranks at the gate wait for the missing ones
             pid, key = self._process.pid, "limits.start_s"
@@ -209,11 +216,14 @@ class AlternatingCommand:
             return str(error)
 
     def _silent(self) -> int:
-        """Return the process id of the first rank that has not completed its order; the first rank's if all have."""
+        """Return the process id of the first rank that is still busy with the last order; else the first rank's."""
         return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
-        """Raise CommandFailed (CommandOver for exit code 0) if the command or, ``at_once``, a rank has ended."""
+        """Raise CommandOver if the command has ended with exit code 0, CommandFailed if it has ended otherwise.
+
+        ``at_once``: True if a rank has closed its connection: wait _LEAVING_S seconds, then raise in any case.
+        """
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):
@@ -249,7 +259,7 @@ class AlternatingCommand:
         return ""
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Send ``number`` to all processes of the command, orphans too, parents first, until none is new."""
+        """Send ``number`` once to each process of the command, parents first, orphans too, until no new one appears."""
         process = self._process
         pids = [process.pid] if process is not None and process.returncode is None else []
         done: set[int] = set()

@@ -48,7 +48,7 @@ class AgentSettings:
 
 
 class Ended(NamedTuple):
-    """Exit code and running time of a command that has ended."""
+    """Exit code of a command that has ended, and the ns (CLOCK_MONOTONIC) at which it began and ended."""
 
     code: int  # exit code as in a shell (128 + N for signal N)
     begun_ns: int  # CLOCK_MONOTONIC, as in the agent's record
@@ -74,7 +74,7 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> E
 
 @contextmanager
 def _retaining(raw: Path, after_s: int) -> Iterator[None]:
-    """Bound the disk that the record in ``raw`` takes, from a thread, ``after_s`` seconds after the context began."""
+    """Limit the disk space of the record in ``raw`` within the context, after its first ``after_s`` seconds."""
     over = threading.Event()
 
     def look() -> None:
@@ -134,7 +134,7 @@ def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward the signals in FORWARDED, if this process does not ignore them, to the command in the context."""
+    """Pass signals of FORWARDED on to ``process`` within the context, except those that this process ignores."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _in_foreground():

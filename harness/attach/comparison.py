@@ -124,7 +124,7 @@ def run_comparison(
 
 
 class _Comparison:
-    """Blocks of a comparison, one after the other."""
+    """Runner of a comparison's blocks, one after the other. In a block, every arm runs once."""
 
     def __init__(self, folder: StudyFolder, plan: CommandPlan, study: StudyRecord, limits: WaitLimits) -> None:
         self._folder, self._plan, self._limits = folder, plan, limits
@@ -222,11 +222,14 @@ class _CommandRun:
 
     @property
     def launched(self) -> tuple[object, ...]:
-        """Key of the started command, without its control. Runs with equal keys start the same command."""
+        """Program, folder and import path of the command: equal for an arm and its controls, which start the same."""
         return self.arm.program, self.arm.folder, self.arm.path
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait for its first turn; one retry in block 0. Raises CommandFailed if it fails."""
+        """Start the command and wait until it is ready for its first turn. Raises CommandFailed if it fails.
+
+        In block 0, a start that fails within SOON_S seconds is tried once again.
+        """
         settings = replace(settings, control=self.arm.control)
         begun_s = time.monotonic()
         try:
@@ -247,7 +250,7 @@ class _CommandRun:
         self.command.kill()
 
     def fail(self, error: CommandFailed, progress: Progress) -> None:
-        """Kill the command after ``error``, which its record and the progress name."""
+        """Kill the command. The text of ``error`` goes into the run's record and is shown as progress."""
         self.error = str(error)
         self.kill()
         progress.failed(self.arm.name, self.block, self.error)
@@ -266,7 +269,11 @@ class _CommandRun:
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
-        """Write tables and record, and delete the raw records. Return True if the run finished without error."""
+        """Write tables and run record, and delete the agent's raw records. Return True if the run had no error.
+
+        ``session``: id shared by the block's runs. ``position``: place of the arm in the block. ``environment``: facts
+        about machine and versions.
+        """
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)
@@ -310,7 +317,7 @@ class _CommandRun:
 
 
 class _BlockOutcome(NamedTuple):
-    """Outcome of one block of a comparison."""
+    """Outcome of one block of a comparison: which commands finished and started, and how many repetitions all did."""
 
     finished: bool  # every command finished
     started: bool  # at least two arms (or the only one) started, without controls
@@ -327,9 +334,10 @@ def _run_block(
     progress: Progress,
     limits: WaitLimits,
 ) -> _BlockOutcome:
-    """Run each of ``arms`` once, all taking turns or one after the other, and write their runs into ``folder``.
+    """Run each of ``arms`` once, and write their runs into ``folder``.
 
-    Raises BudgetSpent at the time limit; the block's runs are then deleted. On Ctrl-C, complete runs are kept.
+    With ``scenario.interleave`` "slices" they take turns; otherwise each ends before the next one starts. At the time
+    limit, the block's runs are deleted and BudgetSpent is raised. On Ctrl-C, runs with all repetitions are written.
     """
     environment = study.environment
     groups = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
@@ -374,11 +382,12 @@ def _run_block(
 def _alternate(
     runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress, unstartable: set[tuple[object, ...]]
 ) -> tuple[str, int] | None:
-    """Start ``runs`` one after the other, let them take their turns, and end them.
+    """Start ``runs`` one after the other, let them take their turns (repetitions), and end them.
 
-    Return (arm, repetitions completed before) if a command ends by itself, which ends the turns of all, else None.
-    Raises InputError in the first repetition of block 0, as later blocks would fail alike. ``unstartable``: keys of
-    this block's commands that could not start, whose controls are skipped.
+    Return (arm, its completed repetitions) if a command ended by itself, which ends the turns of all; else None. Raises
+    InputError if a command of block 0 ends by itself in its first repetition, because later blocks would do the same.
+    ``unstartable``: keys (``launched``) of commands that could not start in this block; runs with such a key are
+    skipped.
     """
     alive = _start_all(runs, scenario, progress, unstartable)
     over = _run_repetitions(alive, scenario, progress)
@@ -394,7 +403,10 @@ def _alternate(
 def _start_all(
     runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress, unstartable: set[tuple[object, ...]]
 ) -> list[_CommandRun]:
-    """Start and suspend ``runs``, one after the other. Return those that started, in the order of the block."""
+    """Start and suspend ``runs``, arms before their controls. Return those that started, in the order of ``runs``.
+
+    A run whose key is in ``unstartable`` is skipped. The key of an arm that fails is added.
+    """
     alive: list[_CommandRun] = []
     settings = AgentSettings(scenario.warmup, fetch=scenario.fetch, step_ends=scenario.step_ends)
     for run in sorted(runs, key=lambda run: run.arm.control is not None):  # An arm starts before its controls.
@@ -416,7 +428,11 @@ def _start_all(
 
 
 def _run_repetitions(alive: list[_CommandRun], scenario: CommandScenario, progress: Progress) -> tuple[str, int] | None:
-    """Alternate the repetitions of the runs, and remove those from ``alive`` that end. Return as :func:`_alternate`."""
+    """Let the runs in ``alive`` run their repetitions in turn. A run that fails is removed from ``alive``.
+
+    If a command ends by itself after at least one repetition, stop and return (arm, its completed repetitions); else
+    return None.
+    """
     count = _repetitions(scenario)
     for repetition in range(count):
         # Forward and back again (ABBA): a drift of the machine's speed affects every arm alike.

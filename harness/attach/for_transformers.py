@@ -11,7 +11,7 @@ from harness.attach.hooks import TrainingRecording
 
 
 class HarnessCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Callback that records a training run in rank 0: ``Trainer(..., callbacks=[HarnessCallback()])``.
+    """Callback for transformers' Trainer (Hugging Face) that records in rank 0: ``callbacks=[HarnessCallback()]``.
 
     ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
     """

@@ -80,7 +80,10 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class AttachedProcess:
-    """Facts, notes and batches of one recorded process; its step events are read by :func:`events`."""
+    """One recorded process: facts and notes from its files, and the batches that it made if it is a loader worker.
+
+    The events of its steps are read by :func:`events`.
+    """
 
     path: Path  # its first file
     process: ProcessFacts
@@ -92,7 +95,7 @@ class AttachedProcess:
 
     @property
     def stretches(self) -> list[list[Segment]]:
-        """Files that continue each other; between two stretches, segments were deleted."""
+        """Lists of files that directly continue each other. Between two lists, files were deleted to save space."""
         stretches: list[list[Segment]] = []
         for segment in self.segments or (Segment(0, self.path, self.steps),):
             if stretches and segment.number == stretches[-1][-1].number + 1:
@@ -103,7 +106,7 @@ class AttachedProcess:
 
     @property
     def loader(self) -> tuple[int, int]:
-        """Workers and batches in flight per worker, of the loader with most workers; (0, 2) without one."""
+        """Workers, and batches in flight per worker, of the loader with the most workers; (0, 2) without a loader."""
         workers, prefetch, _ = self._largest_loader
         return int(workers), int(prefetch)
 
@@ -114,13 +117,16 @@ class AttachedProcess:
 
     @property
     def _largest_loader(self) -> tuple[int, int, bool]:
-        """Workers, batches in flight, True if workers persist, by most workers; else (0, 2, False)."""
+        """Workers, batches in flight per worker, True if workers outlive an epoch; of the loader with the most workers.
+
+        (0, 2, False) without a loader.
+        """
         largest: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
         return largest
 
     @property
     def loader_warmup(self) -> int:
-        """Number of steps after which the loader serves no batch any more that it made before these steps."""
+        """Number of steps after which every batch that the loader had made in advance is served."""
         workers, prefetch = self.loader
         return workers * prefetch + 1
 
@@ -152,7 +158,10 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def append(path: Path, word: str, content: Any) -> None:
-    """Append a frame, by one system call, to the file ``path``, which may not exist. An error leaves no part of it."""
+    """Append a frame (its kind ``word``, and ``content``) to the file ``path``, which is created if missing.
+
+    Raises OSError on a full disk, and then leaves no part of the frame.
+    """
     frame = framed((word, content))
     with path.open("ab", buffering=0) as file:
         size = file.tell()
@@ -162,9 +171,9 @@ def append(path: Path, word: str, content: Any) -> None:
 
 
 def read(folder: Path, recent: int | None = None) -> list[AttachedProcess]:
-    """Return all processes with records in ``folder``, by first frame; without those killed within it.
+    """Return all processes with records in ``folder``, sorted by their start. Omit a process killed in its first frame.
 
-    ``recent``: only so many of the last files of each process, and the notes of all.
+    ``recent``: how many of the last files of each process to read, besides the notes of all files; None: all files.
     """
     files: dict[Series, list[_File]] = {}
     for path in folder.glob(f"*{SUFFIX}"):
@@ -177,7 +186,10 @@ def read(folder: Path, recent: int | None = None) -> list[AttachedProcess]:
 
 
 def _process(files: list[_File], digest: Mapping[str, Mapping[int, Any]], recent: int | None) -> AttachedProcess:
-    """Join the ``files`` of one series. ``digest``: notes of deleted segments, and minutes of closed ones."""
+    """Combine the ``files`` of one process. ``recent``: use this many of the last ones, but all notes; None: all.
+
+    ``digest``: contents of the file DIGEST for this process, by kind of frame (NOTES, MINUTE) and number of the file.
+    """
     files.sort(key=lambda file: file.process.segment)
     # A file is deleted after its notes were written.
     notes = {**digest.get(NOTES, {}), **{file.process.segment: file.notes for file in files}}
@@ -195,7 +207,10 @@ def _process(files: list[_File], digest: Mapping[str, Mapping[int, Any]], recent
 
 
 def _read_digest(folder: Path) -> dict[Series, dict[str, dict[int, Any]]]:
-    """Return the contents of the digest of ``folder`` by series, word and segment; empty without one."""
+    """Return the file DIGEST of ``folder`` (notes of deleted files, summaries of closed ones); empty if it is missing.
+
+    Keys: series (the files of one process), kind of frame (NOTES, MINUTE), number of the file in the series.
+    """
     contents: dict[Series, dict[str, dict[int, Any]]] = {}
     path = folder / DIGEST
     if path.exists():
@@ -205,7 +220,7 @@ def _read_digest(folder: Path) -> dict[Series, dict[str, dict[int, Any]]]:
 
 
 class _File(NamedTuple):
-    """Content of one file without its events: facts, notes, batches, number of steps begun, number of the last one."""
+    """Content of one file without the events of its steps: facts, notes, made batches, and numbers of its steps."""
 
     path: Path
     process: ProcessFacts
@@ -236,10 +251,11 @@ def read_file(path: Path) -> _File | None:
 
 
 def events(paths: Iterable[Path]) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the events of a process from consecutive files, one list per step, as in ``harness.probes.ledger.rows``.
+    """Yield the events of a process from its consecutive files, one list per step.
 
-    A list ends with the STEP event of the next step or with a PAUSE event; that of a killed program may end without.
-    The first list precedes all steps, or ends the last step before the files.
+    A list ends with the STEP event that begins the next step, or with a PAUSE event; the last list of a killed program
+    may lack it. The first list holds what came before the first STEP event in these files. Kinds of events:
+    ``agent/events.py``.
     """
     for path in paths:
         for word, content in frames(path):
@@ -256,10 +272,11 @@ def events(paths: Iterable[Path]) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a STEP or PAUSE event with a complete run-queue reading: one schedstat line per thread.
+    """Return a STEP or PAUSE event whose reading has one line of schedstat for each thread.
 
-    (CPU time, earlier line) instead of the main thread's line means no wait since. A reading is invalid, and becomes
-    empty, if the program closed all file descriptors and reused their numbers.
+    The agent writes (CPU time in ns, earlier line) for a main thread that did not wait: here, the line gets that CPU
+    time. A reading becomes () if a line is none of schedstat: the program closed the descriptors and reused their
+    numbers.
     """
     kind, now, reading, *rest = event
     if reading and not isinstance(reading[0], bytes):

@@ -32,9 +32,9 @@ COMPARED_MIN = 5  # minimum comparisons of usual and free steps
 
 @dataclass(frozen=True)
 class Headspace:
-    """Measured gain from data that costs no time. ``speedup``: time of usual steps / time of free steps, with interval.
+    """Measured gain if data cost no time. ``speedup``: mean usual step / mean free step, with its 95 % interval.
 
-    ``step_ms`` and ``free_step_ms``: mean duration of a usual and of a free step.
+    ``step_ms``: mean duration of a usual step. ``free_step_ms``: of a free step, which does not wait for data.
     """
 
     speedup: Estimate
@@ -55,9 +55,10 @@ class Headspace:
 
 
 class HeadspaceLoader(Generic[Batch]):
-    """Wrapped loader that measures while it is iterated, over several epochs if needed. :func:`headspace` makes it.
+    """Wrapped loader that measures, while it is iterated, how much faster the loop would be with free data.
 
-    ``result``: None until enough steps are compared; then no further step is measured.
+    ``result``: the :class:`Headspace`; None until enough steps are compared, which may take several epochs.
+    :func:`headspace` makes the loader.
     """
 
     def __init__(self, loader: Iterable[Batch], seconds: float, ahead: int | None) -> None:

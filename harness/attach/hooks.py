@@ -78,10 +78,10 @@ def step() -> None:
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Time the code within the context as a phase of the step ("fetch", "forward", ...) or as a stage of a batch.
+    """Time the code within the context as a phase of the step (such as "fetch") or a stage of a batch ("read").
 
-    Stages ("read", "tokenize", "pack", ...) count while a batch is made.
-    Raises ValueError for any other name. Do nothing outside :func:`record` and ``harness exec``.
+    A stage counts for the batch that is being made, or made next. Raises ValueError for a name that is neither. Do
+    nothing outside :func:`record` and ``harness exec``.
     """
     if name not in _MARKED:
         raise ValueError(f"span {name!r}: allowed: {', '.join(_MARKED)}")
@@ -109,7 +109,10 @@ def _agent() -> ModuleType:
 
 
 def _make_study(raw: str, out: str | Path) -> Path | None:
-    """Create the study from ``raw`` records in a process whose imports no user file shadows; None if that fails."""
+    """Create the study from ``raw`` records in a new Python process, and return its folder; None if that fails.
+
+    In the calling process, a file of the user could replace a module that the harness imports.
+    """
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", "harness", "exec", "--recorded", raw, "--out", str(out)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
@@ -119,7 +122,7 @@ def _make_study(raw: str, out: str | Path) -> Path | None:
 
 
 class TrainingRecording:
-    """Recording of a training from :meth:`begin` to :meth:`end`; of a failed one it is written at exit."""
+    """Recording of a training from :meth:`begin` to :meth:`end`; if the training fails, its study is made at exit."""
 
     def __init__(self, out: str | Path, warmup: int) -> None:
         self._out, self._warmup = out, warmup

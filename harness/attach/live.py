@@ -32,7 +32,10 @@ class RecordedProgram:
 
 
 def recorded_programs(root: Path = ROOT) -> list[RecordedProgram]:
-    """Return all programs that ``harness exec`` records on this machine now, of the processes that one may look at."""
+    """Return the programs that ``harness exec`` records on this machine now, if this user may read their processes.
+
+    ``root``: folder that contains ``proc``.
+    """
     programs = by_variable(MARK, root).items()
     return [RecordedProgram(Path(raw), tuple(pids)) for raw, pids in programs if raw and Path(raw).is_dir()]
 
@@ -58,7 +61,7 @@ def find_program(target: str | None, programs: list[RecordedProgram]) -> Recorde
 
 
 def recent_study(program: RecordedProgram, folder: Path) -> bool:
-    """Make the study of the program's last minutes in the empty ``folder``; False if no step was recorded yet."""
+    """Make a study of each process's last RECENT_SEGMENTS files in the empty ``folder``; False if they have no step."""
     result = make_study(StudyFolder(folder), program.raw, [], [], now(), recent=RECENT_SEGMENTS)
     return bool(result.trained)
 

@@ -34,7 +34,7 @@ def profiled_arm(arm: str) -> str:
 
 
 def profiled_steps(one: AttachedProcess) -> int:
-    """Return the steps up to the end of a profiled window before the measured steps; 0 without one in its files."""
+    """Return how many first steps precede the end of a profiling window before the measured steps; 0 without one."""
     if one.noted("closing") or one.stretches[0][0].number > 0:
         return 0
     ends = one.noted("profiled")
@@ -44,7 +44,7 @@ def profiled_steps(one: AttachedProcess) -> int:
 
 
 def closing_step(one: AttachedProcess) -> int | None:
-    """Return the number of the step at which the window after the measured steps began; None without such a window."""
+    """Return the first step of the profiling window after the measured steps; None without such a window."""
     began = one.noted("closing")
     return int(began[-1]) if began and int(began[-1]) < one.steps and one.noted("torch_profiler") else None
 
@@ -60,7 +60,7 @@ class ProfiledWindows:
         self.problems: list[str] = []
 
     def put(self, folder: Path, one: AttachedProcess) -> None:
-        """Write profiler records of ``one`` into its run folder; it gets py-spy's samples if it asked for them."""
+        """Write the profilers' records of ``one`` into its run's ``folder``; py-spy's only if ``one`` asked for it."""
         probes = ProbesRecord()
         if one.noted("import_roots"):
             probes, self._stacks = self._stacks or probes, None

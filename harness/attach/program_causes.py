@@ -67,7 +67,7 @@ def program_causes(
 
 
 class _Look(NamedTuple):
-    """One look of the agent at the modules' hooks and the settings."""
+    """One inspection by the agent: hooks on the model's modules, and settings that slow the training."""
 
     step: int
     hooks: dict[str, int]  # number by kind
@@ -121,7 +121,10 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
 
 
 def _memory(blocks: Sequence[StepTotals], others: Sequence[tuple[int, int, int, int]] = ()) -> Iterator[JsonObject]:
-    """Yield a row if memory grows evenly after the first third of readings and would soon be full."""
+    """Yield a row if memory grows evenly after the first third of readings and is full within MEMORY_FULL_S seconds.
+
+    ``others``: further readings: (step, bytes of the process, bytes of its children, free bytes).
+    """
     by_step = {
         reading[0]: reading for readings in (others, *(totals.memory for totals in blocks)) for reading in readings
     }
@@ -154,10 +157,10 @@ def _demand(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
 
 
 def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row with the share of padding positions, if there are any, and the time of the passes that they cost.
+    """Yield a row with the share of padding among the counted positions; none if there is no padding.
 
-    That time is None if the program trains on a device, which works while the host continues. ``called``: the
-    program's function that packs the batches.
+    "ms": time per step that the forward and backward passes spend on padding; None on a device, whose time phases do
+    not show. "called": the program's function that packs the batches, or "".
     """
     positions, padded, columns = (sum(totals.data.padding[place] for totals in blocks) for place in range(3))
     steps = sum(totals.measured for totals in blocks)
@@ -174,7 +177,11 @@ def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Jso
 
 
 def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row per slow setting: on in the second half, graph breaks, gradients in evaluations or synced often."""
+    """Yield a row for each slow setting that is on in all looks of the second half.
+
+    Further rows: graph breaks; evaluations that mostly keep gradients; ranks that synchronize gradients
+    SYNCED_PASSES_MIN times per step or more.
+    """
     late = looks[len(looks) // 2 :]
     if len(late) >= LOOKS_MIN:
         for name in late[0].settings:
@@ -191,7 +198,10 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[Ste
 
 
 def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield the code that makes each stage of the first training loader's batches, and START_UP after a long wait."""
+    """Yield a row per stage of a batch (read, pack, sampler) with the code that makes it; the first loader's counts.
+
+    If the wait for the first batches took FIRST_FETCH_MS_MIN ms or more, also yield a START_UP row.
+    """
     rows = sum(totals.data.rows for totals in blocks)
     row_us = sum(totals.data.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
     stages: set[str] = set()

@@ -59,7 +59,7 @@ class _Closed(NamedTuple):
 
 
 class _Trainer:
-    """Series of a process that trains: its closed segments, and the start of the step that the last one left open."""
+    """Files of one process that trains: closed ones, kept ones, and the STEP event of the step open at their end."""
 
     def __init__(self) -> None:
         self.closed: list[_Closed] = []
@@ -68,7 +68,7 @@ class _Trainer:
 
 
 class Retention:
-    """State of the record in the folder ``raw``; each :meth:`look` handles the segments closed since the last one."""
+    """Keeps the record in the folder ``raw`` small. Each :meth:`look` handles files closed since the last one."""
 
     def __init__(self, raw: Path) -> None:
         self._raw = raw
@@ -96,7 +96,7 @@ class Retention:
         self._remove_unused()
 
     def _files(self) -> dict[Series, list[Path]]:
-        """Return the files of each series, in order."""
+        """Return the files of each series (the files of one process that continue each other), oldest first."""
         files: dict[Series, list[Path]] = {}
         present = set(self._raw.glob(f"*{SUFFIX}"))
         self._facts = {path: facts for path, facts in self._facts.items() if path in present}
@@ -142,9 +142,9 @@ class Retention:
         self._facts.pop(path, None)
 
     def _remove_unused(self) -> None:
-        """Delete the closed files of loader workers whose batches only deleted segments used.
+        """Delete closed files of loader workers, once every training segment that used their batches is deleted.
 
-        Earlier batches than a kept segment arrive in its first steps, which are not measured after a deleted one.
+        A kept segment after a deleted one may use earlier batches in its first steps, but those are not measured.
         """
         whole: list[_Closed] = []
         latest_ns = 0  # end of the last deleted segment
@@ -164,10 +164,10 @@ class Retention:
 
 
 def kept(sizes: Sequence[int]) -> set[int]:
-    """Return the numbers of the closed segments to keep, of ``sizes`` bytes each, in order.
+    """Return the indices of the closed segments to keep. ``sizes``: their bytes, oldest first.
 
-    Those between the first and the last are kept at the smallest stride (a power of two) at which they fit into
-    RETAINED_BYTES. What a larger stride keeps, each smaller one keeps as well: a deleted segment is never missed later.
+    The first FIRST and last LAST are kept, and between them every n-th: n is the smallest power of two with which these
+    fit into RETAINED_BYTES. As n only grows, a deleted segment is never needed later.
     """
     count = len(sizes)
     always = {number for number in range(count) if number < FIRST or number >= count - LAST}
@@ -182,10 +182,11 @@ def _is_alive(pid: int) -> bool:
 
 
 def summarize(path: Path, facts: ProcessFacts, open_step: Event | None) -> tuple[Minute | None, Event | None, int]:
-    """Return the minute of the segment ``path``, its last step's start event, and the end of its last whole step.
+    """Return (summary, STEP event of the step open at the end, end of the last measured step in ns) of a segment.
 
-    ``open_step``: start event of the step that the segment before it left open. The minute is None without a measured
-    step; the start event is None if no step is open at the end.
+    ``path``: the segment's file. ``open_step``: STEP event of the step that the segment before it left open; None:
+    none. The summary is None without a measured step, which leaves the end at the file's start; the event is None
+    without an open step.
     """
     steps: list[StepSeen] = []  # measured
     evaluating_ns = 0
@@ -267,7 +268,7 @@ def _utc_s(facts: ProcessFacts, now_ns: int) -> float:
 
 
 def minutes_of(process: AttachedProcess) -> dict[int, Minute]:
-    """Return the minutes of ``process`` by segment: those of the digest, and of its files without one."""
+    """Return a summary (:class:`Minute`) of each file of ``process`` by its number: stored, or else computed."""
     minutes = dict(process.minutes)
     for stretch in process.stretches:
         open_step: Event | None = None
@@ -282,6 +283,6 @@ def minutes_of(process: AttachedProcess) -> dict[int, Minute]:
 
 
 def thinned(process: AttachedProcess, minutes: Mapping[int, Minute]) -> list[Minute]:
-    """Return the minutes of ``process`` whose segments were deleted."""
+    """Return those of ``minutes`` (summaries by number of the file) whose files of ``process`` were deleted."""
     present = {segment.number for segment in process.segments}
     return [minute for number, minute in minutes.items() if number not in present]

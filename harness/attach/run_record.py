@@ -15,7 +15,7 @@ from trainer.json_types import JsonObject
 
 
 class RunOrigin(NamedTuple):
-    """Origin of the runs of a command: environment, exit code and start."""
+    """Facts that all runs of a command share: its environment, exit code and start."""
 
     environment: JsonObject
     code: int | None  # exit code of the command; None if killed
@@ -30,9 +30,9 @@ def record_of(
     origin: RunOrigin,
     whole: Sequence[JsonObject] | None = None,
 ) -> RunRecord:
-    """Return the run record of ``process`` for the steps in ``totals``; "failed" if no step was measured.
+    """Return the run record of ``process`` for the steps in ``totals``: "done", or "failed" if no step was measured.
 
-    ``whole``: causes of the whole process; None: those in ``totals``.
+    ``arm``, ``block``: where the run belongs. ``whole``: causes over all blocks; None: find them in ``totals`` alone.
     """
     workers, prefetch = process.loader
     config: JsonObject = {
@@ -106,7 +106,10 @@ def _epoch_steps(process: AttachedProcess, totals: StepTotals) -> float | None:
 
 
 def unseen_place(process: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return the place outside phases that blocked early steps most, ``train.py:31 (read)``; None below half."""
+    """Return the place outside phases that blocked early steps most, ``train.py:31 (read)``; None if unknown.
+
+    Also None if it accounts for less than half of the time for which the thread was blocked outside phases.
+    """
     place, watched_ns = next(iter(process.noted("blocked")), (None, 0))
     is_majority = totals.measured and watched_ns * totals.measured >= totals.thread.unseen_blocked_ns / 2
     return str(place) if place is not None and is_majority else None

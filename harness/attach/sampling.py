@@ -50,7 +50,10 @@ def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int)
 
 
 def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:
-    """Sample with py-spy into ``output`` until the window, the command or the time is over. Raises SpyFailed."""
+    """Sample with py-spy into ``output`` until the program ends its window, or itself. Raises SpyFailed.
+
+    The limit is ``seconds`` (the window's length) + LATE_S.
+    """
     settings = PySpySettings(seconds=seconds)
     recording = SpyRecording(options(settings, "chrometrace"), output, metronome=True)
     try:

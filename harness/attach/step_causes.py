@@ -16,7 +16,11 @@ LEAST_FORCED = 0.2  # share of the time in Python code: less is not representati
 
 
 def step_causes(process: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
-    """Return causes of slow steps in ``totals``, as rows: noted waits and copies, counted events, sampled places."""
+    """Return rows on causes of slow steps in ``totals``.
+
+    Causes: device waits and pageable copies that the agent noted, compilations and allocator retries, and places of
+    program code that were sampled.
+    """
     reasons: Counter[tuple[str, str]] = Counter()
     for place, reason, seconds in process.noted("recompiled"):
         reasons[place, reason] += seconds
@@ -38,7 +42,10 @@ def step_causes(process: AttachedProcess, totals: StepTotals) -> tuple[JsonObjec
 
 
 def own_time(process: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
-    """Yield rows on own code, the interpreter lock, evaluations, collections; from LEAST_CAUSE_SHARE on."""
+    """Yield rows on sampled time: own code, holders of the interpreter lock or other locks, evaluations, collections.
+
+    Places with less than LEAST_CAUSE_SHARE of the measured time are left out, except for garbage collections.
+    """
     looks = totals.looks
     if not looks.sampled_ns and not looks.collections and not totals.excluded.place_ns:
         return
@@ -72,10 +79,10 @@ def own_time(process: AttachedProcess, totals: StepTotals) -> Iterator[JsonObjec
 
 
 def spent_at_places(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
-    """Return (nanoseconds, True if it is only the end of that time) for each place of the phase, by place number.
+    """Return, by number of the place, (ns spent there in a phase, True if most of it is only the end of longer code).
 
-    A late look's time is spread over places that ran Python code for long (FORCED). If these are few, the code ran in
-    short pieces, and the place at the end of a piece gets its time.
+    A LATE look found the end of Python code. Its time goes to places where looks interrupted Python code (FORCED), in
+    proportion to theirs. If FORCED looks have less than LEAST_FORCED of this time, the LATE places share it as well.
     """
     spent_by_look: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
     for (sampled_phase, number, waited), ns in totals.looks.sampled_ns.items():
@@ -92,7 +99,7 @@ def spent_at_places(totals: StepTotals, phase: str) -> dict[int, tuple[float, bo
 
 
 def _ns_of_look(totals: StepTotals, phase: str) -> float:
-    """Return the factor from sampled to real ns in a phase ("": outside all, with all garbage collections)."""
+    """Return real ns per sampled ns of ``phase``. "": outside all phases, minus all garbage collections."""
     alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
     sampled_ns = sum(ns for (sampled_phase, _, _), ns in totals.looks.sampled_ns.items() if sampled_phase in alike)
     parts = {name: sum(ms) * 1e6 for name, ms in totals.lengths.parts.items()}

@@ -23,7 +23,7 @@ PROFILED_PART = -1  # block number of the steps up to the end of a profiled wind
 
 
 class StepSeen(NamedTuple):
-    """One step of the program as read from its file."""
+    """One step of a program: its STEP event, the events within it, and the event that ended it."""
 
     begun: Event
     body: Sequence[Event]  # without excluding events
@@ -42,7 +42,7 @@ class StepSeen(NamedTuple):
 
 
 class BlockPlan(NamedTuple):
-    """Division of a process's steps into blocks."""
+    """Division of a process's steps into blocks: steps in a profiling window, and if the rest is one block."""
 
     alternating: bool = False  # True if the program takes turns with others: all is one block
     profiled: int = 0  # unmeasured first steps, up to the end of a profiled window: the block PROFILED_PART
@@ -50,9 +50,9 @@ class BlockPlan(NamedTuple):
 
 
 def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
-    """Return the number of measured steps in a block, if MOST_BLOCKS blocks share ``steps`` steps without ``warmup``.
+    """Return the number of measured steps per block, so that ``steps`` without ``warmup`` make MOST_BLOCKS blocks.
 
-    At least LEAST_STEPS and twice ``loader_warmup``, the unmeasured steps at the start of each block.
+    It is larger if needed: LEAST_STEPS, and 2 x ``loader_warmup`` (unmeasured steps at the start of a block), at least.
     """
     return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS))
 
@@ -65,10 +65,10 @@ def write_tables(
 ) -> list[StepTotals]:
     """Write the tables of ``process`` block by block into ``folder_of(block)``, and return the totals of each block.
 
-    Every step is measured in exactly one block, so that no rare slow step is lost; the last block includes a remainder.
-    A block's warm-up are the previous block's last steps, during which its first batches were made. An error (a full
-    disk) leaves no partial files. A block ends where segments were deleted; the first steps after them are warm-up.
-    ``made_by``: batches of the loader workers.
+    After the warm-up, every step is measured in exactly one block; the last block includes a remainder. A block's
+    tables begin with the previous block's last steps, marked as warm-up, because its first batches were made then. A
+    block also ends where files were deleted; the first steps after them are warm-up. An error leaves no partial tables.
+    ``made_by``: batches of the loader workers. ``plan``: by default, no profiling windows.
     """
     with ExitStack() as unfinished:
         blocks = _Blocks(process, made_by, folder_of, plan, unfinished)
@@ -110,7 +110,7 @@ class _Blocks:
         self._recent: deque[StepSeen] = deque(maxlen=process.loader_warmup)
 
     def begin_stretch(self, stretch: Sequence[Segment]) -> None:
-        """End the last block. The next one begins after deleted segments."""
+        """End the open block, if any. ``stretch``: consecutive files whose steps come next, after deleted files."""
         self._left = _steps_in(stretch)
         if stretch is self.stretches[-1] and self._plan.closing is not None:
             self._left -= self._process.steps - self._plan.closing
@@ -141,7 +141,7 @@ class _Blocks:
             totals.measure(step.begun, step.body, step.ended, self._made_by)
 
     def finish(self) -> list[StepTotals]:
-        """Write the last block's tables, and return the totals of all blocks."""
+        """Write the last block's tables (steps, spans), and return the totals of all blocks."""
         if self._tables is not None:
             self._tables.write()
         complete(self._blocks)
@@ -163,7 +163,10 @@ class _Blocks:
         self._tables = None
 
     def _begin_block(self, step: StepSeen, closes: bool) -> None:
-        """Write the last block's tables, and begin a block with the steps before ``step`` as its warm-up."""
+        """Write the last block's tables, and begin a block whose warm-up is the steps before ``step``.
+
+        ``closes``: True if the block is the profiling window after the measured steps.
+        """
         follows_gap = not self._recent and (bool(self._blocks) or self.stretches[0][0].number > 0)
         if self._tables is not None:
             self._end_block(step.begun)
@@ -183,7 +186,7 @@ class _Blocks:
             self._record(self._tables, earlier, (kind, now, reading, number, 0, True))
 
     def _record(self, tables: RunTables, step: StepSeen, begun: Event) -> None:
-        """Add ``step`` to the block's tables. ``begun``: start event with repetition, and measured or not."""
+        """Add ``step`` to the block's tables. ``begun``: STEP event; last items: repetition, True if not measured."""
         recorder = self._recorder
         recorder.add([begun])
         tables.collect()  # between steps: the next step's batches come after this
@@ -201,7 +204,10 @@ def _steps_in(stretch: Sequence[Segment]) -> int:
 
 
 def steps_of(portions: Iterable[list[Event]], begun: Event | None = None) -> Iterator[StepSeen]:
-    """Yield each step of the ``portions`` of :func:`events`. ``begun``: start event of the step before them."""
+    """Yield each step of ``portions``, the lists of :func:`events`.
+
+    ``begun``: STEP event of the step that is open before the first list; None: no step is.
+    """
     for portion in portions:
         last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
         if begun is not None:
@@ -213,7 +219,7 @@ def steps_of(portions: Iterable[list[Event]], begun: Event | None = None) -> Ite
 
 
 def _with_works(steps: Iterator[StepSeen], works: Iterator[Kernel]) -> Iterator[StepSeen]:
-    """Yield ``steps`` with the kernels launched in each, and those that may still run when it begins."""
+    """Yield ``steps``, each with the kernels launched in it, and those launched earlier that may run when it begins."""
     running: list[Kernel] = []
     work = next(works, None)
     for step in steps:
@@ -242,7 +248,10 @@ def _works(process: AttachedProcess, stretch: Sequence[Segment]) -> Iterator[Ker
 
 
 def _ledger_events(body: Sequence[Event], made_by: WorkerBatches) -> Iterator[Event]:
-    """Yield the ledger's events, batches with the stages of their making and counts without padding."""
+    """Yield those events of a step that the ledger reads.
+
+    RECEIVED events get the stages that the loader worker recorded, and the number of tokens that are not padding.
+    """
     padded: Event | None = None  # padding of the next batch, if every batch is counted
     for event in body:
         if event[0] == PADDED:
@@ -257,7 +266,8 @@ def _ledger_events(body: Sequence[Event], made_by: WorkerBatches) -> Iterator[Ev
 def _with_maker(event: Event, made_by: WorkerBatches, padded: Event | None) -> Event:
     """Return the ledger's event of a batch: (kind, trace with stages, tokens, tokens without padding, samples).
 
-    None: the batch does not show it; 0 tokens and samples: the data ended. ``padded``: None if padding was not counted.
+    An element is None if it is unknown. At the end of an epoch, tokens and samples are 0. ``padded``: PADDED event of
+    this batch; None if its padding was not counted.
     """
     kind, trace, tokens, _, samples = event
     if data_ended(event):

@@ -28,7 +28,7 @@ SCENARIO = "exec"
 
 @dataclass(frozen=True)
 class ExecResult:
-    """Result of a recorded command: arms of the processes that trained (none: no training), and faults."""
+    """Result of a recorded command: one arm per process that trained, and what went wrong in the recording."""
 
     trained: tuple[str, ...]  # names of their arms
     started: bool  # True if a Python process imported torch with the agent in it
@@ -46,9 +46,10 @@ def make_study(
     ended: Ended | None = None,
     recent: int | None = None,
 ) -> ExecResult:
-    """Create the study in ``folder``, one arm per process that trained. ``ended``: None if not started here.
+    """Create the study in ``folder`` from the records in ``raw``, one arm per process that trained.
 
-    ``recent``: only so many of the last files of each process (one takes a minute).
+    ``ended``: exit code and times of the command; None if they are unknown. ``recent``: how many of the last files of
+    each process to use, each about a minute long; None: all.
     """
     processes = read(raw, recent)
     trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
@@ -89,7 +90,10 @@ def make_study(
 
 
 def _faults(processes: Sequence[AttachedProcess], trained: Sequence[AttachedProcess]) -> Iterator[str]:
-    """Yield a line for each fault of the agent, and for each option that found nothing."""
+    """Yield a line for each error of the agent, and for each name in an option (--fetch, --step-ends) without a match.
+
+    ``trained``: those of ``processes`` that trained.
+    """
     for process in processes:
         for text in process.noted("fault"):
             yield (
@@ -113,7 +117,7 @@ def _faults(processes: Sequence[AttachedProcess], trained: Sequence[AttachedProc
 
 @dataclass(frozen=True)
 class _Arm:
-    """One arm of the study: a process that trained, and the batches of its loader workers."""
+    """One arm of the study: a process that trained, and the batches of all loader workers by process id."""
 
     folder: StudyFolder
     name: str
@@ -126,7 +130,10 @@ class _Arm:
 
 
 def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended | None) -> tuple[list[RunRecord], int]:
-    """Write the tables of ``arm`` by block and profiled window; return records and the number of interrupted steps."""
+    """Write the tables of ``arm``, by block and for a profiling window. Return (run records, number of lost steps).
+
+    A step is lost if an exception of the program's signal handler interrupted a hook of the agent in it.
+    """
     process = arm.process
     profiled, closing = profiled_steps(process), closing_step(process)
     plan = BlockPlan(profiled=profiled, closing=closing)
@@ -160,7 +167,11 @@ def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended |
 def _program_ms(
     blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None, deleted: Sequence[Minute] = ()
 ) -> dict[str, float] | None:
-    """Return the ms of each part of the program; None if no step began. ``ended``: None without start-up and end."""
+    """Return the ms of each part of the program, such as start-up and measured steps; None if no step began.
+
+    ``profiled``: index of the profiling window's block; None: there is none. ``ended``: None leaves out start-up and
+    the time after the steps. ``deleted``: summaries of files that were deleted.
+    """
     begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:
         return None
@@ -185,7 +196,7 @@ def _text(program: Sequence[str]) -> str:
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
-    """Return an arm name per process: "rank-0", ... if ranks differ, else "script", "script-2", ..."""
+    """Return an arm name per process: "rank-0", ... if all ranks are different, else "script", "script-2" and so on."""
     ranks = [process.process.rank for process in trained]
     if len(trained) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
         return [f"rank-{rank}" for rank in ranks]

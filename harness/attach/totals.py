@@ -41,7 +41,7 @@ WorkerBatches = Mapping[int, Mapping[int, Made]]  # batches of each loader worke
 
 
 class StepCount(NamedTuple):
-    """Count of an event (such as a compilation) in measured steps, and the number and time of the steps with it."""
+    """Occurrences of an event (such as a compilation) in measured steps, and number and duration of these steps."""
 
     times: int = 0
     steps: int = 0
@@ -54,7 +54,7 @@ def _floats() -> array[float]:
 
 @dataclass
 class StepLengths:
-    """Durations in ms and work of one block's measured steps, in order: whole steps and phases."""
+    """Durations (ms) of a block's measured steps and of their phases, and tokens of each step, in order."""
 
     wall: array[float] = field(default_factory=_floats)  # without waits for a core
     parts: dict[str, array[float]] = field(default_factory=dict)  # keyed by phase, without inner phases
@@ -73,7 +73,7 @@ class StepLengths:
 
 @dataclass
 class FirstStep:
-    """The program's first step, if it is in the block."""
+    """Waits and batches of the program's first step; 0 if that step is in another block."""
 
     fetch_ns: int = 0  # waits for batches, before the first forward or backward pass
     ahead: int = 0  # batches that arrived by then
@@ -118,7 +118,7 @@ class ExcludedSteps:
 
 @dataclass
 class ThreadTime:
-    """Nanoseconds of the recorded thread in measured steps."""
+    """Time (ns) that the recorded thread ran, waited for a core, and was blocked, in measured steps."""
 
     clocked_ns: int = 0  # duration of the steps in which the kernel's times were read: the base of the next two
     running_ns: int = 0  # on a core
@@ -130,7 +130,10 @@ class ThreadTime:
         return round(min(self.running_ns / self.clocked_ns, 1.0), 4) if self.clocked_ns else None
 
     def add(self, begun: Event, body: Sequence[Event], ended: Event) -> int:
-        """Add a step, and return how long it waited for a core; 0 without readings."""
+        """Add a step, and return the ns for which its thread waited for a core; 0 if that was not recorded.
+
+        ``begun``, ``ended``: events at both ends of the step. ``body``: events in between.
+        """
         # Without readings: the machine has none, or the thread had ended.
         if not all(boundary[2] and boundary[2][0] for boundary in (begun, ended)):
             return 0
@@ -152,7 +155,7 @@ class ThreadTime:
 
 @dataclass
 class DataWork:
-    """Batches of measured steps, and data work of the recorded thread that no phase shows."""
+    """Batches in measured steps, and ns of data work by the recorded thread, such as tokenizing in the loop."""
 
     fetches: Counter[int] = field(default_factory=Counter)  # number of steps by their number of batches
     epoch_ends: int = 0  # DataLoader epochs that ended; leaving an iterator early counts
@@ -195,7 +198,7 @@ class DataWork:
 
 @dataclass
 class Looks:
-    """Results of the looks at the threads' stacks in measured steps, by number of the place. See agent/own_time.py."""
+    """Sums over sampled stacks (looks) and garbage collections in measured steps, by number of the place in code."""
 
     looks: int = 0  # looks behind the sampled nanoseconds
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # by phase, place, EXACT, LATE, FORCED
@@ -222,7 +225,7 @@ class Looks:
 
 @dataclass
 class StepTotals:
-    """Totals of one process's steps in one block."""
+    """Sums and counts over one process's steps in one block: times, causes, data work, memory."""
 
     first_ns: int = 0  # start of the block's first step; 0: no step began
     last_ns: int = 0  # end of its last step
@@ -257,7 +260,11 @@ class StepTotals:
     def begin(
         self, begun: Event, body: Sequence[Event], ended: Event | None, excluding: Sequence[Event], alternating: bool
     ) -> Event:
-        """Count a step. Return its start event with its repetition, and True if it is not measured."""
+        """Count a step, and return its STEP event with the final (repetition, True if not measured) as last items.
+
+        ``excluding``: events that exclude the step from measurement. ``alternating``: True keeps the event's
+        repetition; False numbers repetitions of REPETITION_STEPS measured steps.
+        """
         kind, now, reading, number, repetition, warmup = begun
         warming_up = bool(warmup or self.begun < self.warming_up)
         if excluding:
@@ -269,7 +276,10 @@ class StepTotals:
         return kind, now, reading, number, repetition, self.last_unmeasured
 
     def measure(self, begun: Event, body: Sequence[Event], ended: Event, made_by: WorkerBatches) -> None:
-        """Add a measured step that ended."""
+        """Add a measured step: ``begun`` and ``ended`` are events at its ends, ``body`` those between.
+
+        ``made_by``: batches of the loader workers.
+        """
         wall_ns = ended[1] - begun[1]
         self.first_measured = self.first_measured if self.measured else begun[3]
         self.measured += 1
@@ -289,7 +299,7 @@ class StepTotals:
 
 
 def complete(blocks: Sequence[StepTotals]) -> None:
-    """Set what the blocks of one process share: the shares of held locks, and counts of 0 of the same events."""
+    """Set on all blocks of a process what needs the whole of it: held-lock shares, 0 for events of other blocks."""
     for name in {name for totals in blocks for name in totals.counted}:
         for totals in blocks:
             totals.counted.setdefault(name, StepCount())
@@ -299,9 +309,10 @@ def complete(blocks: Sequence[StepTotals]) -> None:
 
 
 def held_shares(blocks: Sequence[Looks]) -> dict[int, float]:
-    """Return by place the share (0 to 1) of their running time for which other threads held the interpreter lock.
+    """Return, by number of the place, the share (0 to 1) of other threads' time with the interpreter lock held.
 
-    It is 0 for a thread that computes outside Python. Only :data:`HELD_LOOKS_SHARE` of the looks show a held lock.
+    Only HELD_LOOKS_SHARE of the looks at a held lock notice it, so the noticed share is divided by that. A noticed
+    share below HELD_SHARE_MIN counts as 0.
     """
     shares = {}
     for place in dict.fromkeys(place for looks in blocks for place in looks.others_ns):
@@ -319,7 +330,7 @@ def _choosing(received: Event) -> int:
 
 
 def _restarting(body: Sequence[Event]) -> int:
-    """Return the ns of waits in which an epoch ended, plus those for the first batch after a loader restart."""
+    """Return the ns of waits that ended with an epoch's end, and of waits for the first batch after a restart."""
     total_ns = begun_ns = wait_ns = 0
     restarts = False  # True if the last wait ended an epoch, or a loader restarted
     for event in body:
@@ -337,7 +348,7 @@ def _restarting(body: Sequence[Event]) -> int:
 
 
 def waited_ns(begun: Event, ended: Event) -> int:
-    """Return the time of a step for which the main thread was runnable without a core; 0 if it was not read."""
+    """Return the ns of a step for which the main thread was runnable but had no core; 0 if it was not recorded."""
     if not all(boundary[2] and boundary[2][0] for boundary in (begun, ended)):
         return 0
     return _schedstat(ended[2][0])[1] - _schedstat(begun[2][0])[1]
@@ -388,6 +399,6 @@ def _arrived(body: Sequence[Event]) -> int:
 
 
 def data_ended(received: Event) -> bool:
-    """Return True if the wait ended with the data, without a batch."""
+    """Return True if the event ``received`` stands for the end of an epoch: the wait brought no batch."""
     trace = received[1]
     return trace is not None and trace[3] == ENDED

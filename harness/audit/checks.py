@@ -20,7 +20,10 @@ _ATTENTION_FACTOR: dict[Attention, float] = {"full": 12.0, "half": 6.0, "none": 
 
 @dataclass(frozen=True)
 class Convention:
-    """Training FLOPs per token: 6 x ``weights`` (named ``counted``) + ``attention_per_position`` x length."""
+    """Formula for training FLOPs per token: 6 x ``weights`` + ``attention_per_position`` x sequence length.
+
+    ``counted``: name for the parameters that ``weights`` is the number of.
+    """
 
     counted: Weights
     weights: int
@@ -31,7 +34,7 @@ class Convention:
         return 6.0 * self.weights + self.attention_per_position * sequence_length
 
     def sequence_length(self, flops: float) -> float:
-        """Return the sequence length at which a token costs ``flops``. The formula must count attention."""
+        """Return the sequence length at which a token costs ``flops``. ``attention_per_position`` must not be 0."""
         return (flops - 6.0 * self.weights) / self.attention_per_position
 
 
@@ -51,7 +54,10 @@ def conventions(shape: Shape) -> list[Convention]:
 
 
 def _weights(shape: Shape) -> dict[Weights, int]:
-    """Return the number of parameters by way of counting. GPT-2's output projection is its token embedding."""
+    """Return the model's number of parameters by method of counting them (:data:`Weights`).
+
+    A matrix that is both token embedding and output projection, as in GPT-2, counts as output projection.
+    """
     everything = parameters(shape)
     embedding = shape.vocab_size * shape.width
     palm = everything - lookups(shape)
@@ -86,7 +92,10 @@ AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Values under which a row is compared. None: unknown, so figures that depend on it are not checkable."""
+    """Formula, sequence length, devices, peak and scale by which a row's figures are compared.
+
+    None: unknown, so figures that depend on it are not checkable.
+    """
 
     convention: Convention | None
     sequence: float | None
@@ -153,7 +162,10 @@ def step_s(row: AuditRow, setting: Setting) -> Interval | None:
 
 
 def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return the FLOP/s of one device from each printed figure. In a correct row, these intervals overlap."""
+    """Return the FLOP/s that one device achieved according to each figure (key: TOKENS, STEP, TFLOPS or MFU).
+
+    In a correct row, these intervals overlap.
+    """
     result = {}
     flops = setting.flops_per_token
     if flops is not None:
@@ -166,7 +178,7 @@ def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
 
 
 def fits(row: AuditRow, setting: Setting) -> bool:
-    """Return True if no printed figure of ``row`` contradicts another under ``setting``, also without two figures."""
+    """Return True if no figure of ``row`` contradicts another under ``setting``, or if it has no two to compare."""
     groups = [list(intervals.values()) for intervals in (rates(row, setting), witnesses(row, setting))]
     duration = _duration(row, setting)
     return all(not group or common(group) is not None for group in groups) and (
@@ -224,7 +236,10 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReaso
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
-    """Compare the printed duration, if any, with steps x step time. A longer one may include evaluation."""
+    """Compare the printed duration with steps x step time. None if neither duration nor number of steps is printed.
+
+    A longer duration counts as consistent, because it may include evaluation.
+    """
     if row.duration_s is None and row.steps is None:
         return None
     one_step_s = step_s(row, setting)

@@ -34,7 +34,7 @@ from harness.audit.table import AuditRow, Interval, Peak, Table
 
 @dataclass(frozen=True)
 class Formula:
-    """One way to count FLOPs per token, and the rows that it makes consistent out of ``of`` that depend on it."""
+    """One way to count FLOPs per token. ``rows``: rows that it makes consistent. ``of``: number that depend on it."""
 
     convention: Convention
     gflops_per_token: float  # GFLOP per token at the table's sequence length
@@ -44,7 +44,10 @@ class Formula:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """Result of the audit for one row: checks, readings that explain it, inferences. None: not derivable."""
+    """Audit of one row: checks, readings (changed declarations) that make it consistent, and derived figures.
+
+    A figure is None if the row lacks what it derives from.
+    """
 
     name: str
     status: AuditStatus
@@ -126,7 +129,10 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
-    """Return the row to explain, widened by the scatter of the other rows if it is further off than that."""
+    """Return ``row`` with intervals widened by the scatter of the other rows, if its figures differ more than that.
+
+    Otherwise, return ``row`` unchanged.
+    """
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
@@ -157,7 +163,10 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, For
 
 
 def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
-    """Return True for a changed formula that no other row needs. It is listed after other readings."""
+    """Return True for a reading that changes the formula to one that fits no other of three or more rows.
+
+    Such readings are listed last.
+    """
     formula = formulas.get(one.setting.convention) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
@@ -170,8 +179,10 @@ def _readings(
     known: Sequence[Convention],
     peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[Excluded]]:
-    """Return the readings that make the row consistent, and the excluded kinds; none if it already is. Readings with
-    another formula of the table (``usual``) and one more change are included. ``settled``: several rows confirm it.
+    """Return the readings (changed declarations) that make ``row`` consistent, and kinds of readings that do not.
+
+    Both are empty if the row is consistent. ``usual``: formula that explains most rows of the table; readings that
+    change one more declaration are included. ``settled``: ``usual`` if it explains several rows, else None.
     """
     if fits(row, setting):
         return [], []
@@ -216,7 +227,10 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """Return changes of formula and of sequence length with equal FLOPs per token: the row cannot tell them apart."""
+    """Return those of ``readings`` that the row cannot tell apart: formulas and lengths with equal FLOPs per token.
+
+    Empty unless a changed formula and a changed sequence length are among them.
+    """
     counted = [
         reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
     ]

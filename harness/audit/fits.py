@@ -17,7 +17,7 @@ GRADIENT_PASSES = {"none": 0, "norm": 1, "clip": NORM_PASSES}
 
 @dataclass(frozen=True)
 class Fit:
-    """Least-squares line of step time (ms) over batch size, for the rows of one kind; exact for two sizes."""
+    """Least-squares line of step time (ms) over batch size, through the rows of one kind (equal but for batch size)."""
 
     kind: str
     rows: list[str]
@@ -31,7 +31,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory traffic of the optimizer per step: passes over parameter-sized tensors x parameters x bytes each."""
+    """Memory traffic of the optimizer per step: ``bytes`` = ``passes`` x ``parameters`` x bytes per value.
+
+    A pass reads or writes a tensor as large as the parameters.
+    """
 
     passes: int
     bytes: float
@@ -42,7 +45,10 @@ class Traffic:
 
 
 def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[str, bool]) -> list[Fit]:
-    """Return a fit per kind of row with several batch sizes at one sequence length and number of devices."""
+    """Return a fit for each kind of row with several batch sizes at one sequence length and number of devices.
+
+    A row's ``kind`` is a name in the table. ``doubtful``: by row name, True if the row is inconsistent.
+    """
     kinds: dict[tuple[str, float | None, float], list[tuple[AuditRow, Setting]]] = {}
     for row in table.rows:
         setting = setting_of(row, table.declared, convention)
@@ -98,7 +104,10 @@ def traffic(table: Table) -> Traffic | None:
 
 @dataclass(frozen=True)
 class FixedPart:
-    """Fixed part (ms) of a step of one kind, beside the range over all kinds with only consistent rows."""
+    """Fixed part (ms) of the step time of one kind of rows, which does not grow with the batch size.
+
+    ``low_ms`` to ``high_ms``: range of the fixed parts of those kinds that have only consistent rows.
+    """
 
     fixed_ms: float
     low_ms: float
@@ -113,7 +122,11 @@ class FixedPart:
 
 @dataclass(frozen=True)
 class Clue:
-    """Evidence for ``sequence`` as a row's length. ``tokens``: of a step; ``as_large``: rows with as many."""
+    """Evidence for ``sequence`` as the length at which ``row`` ran. ``tokens``: its tokens per step at that length.
+
+    ``fixed``: fixed part of its kind's step time. ``as_large``: consistent rows of its kind with as many tokens per
+    step.
+    """
 
     row: AuditRow
     sequence: float
@@ -123,7 +136,7 @@ class Clue:
 
     @property
     def supports(self) -> bool:
-        """True if the fixed part of the row's kind supports the other sequence length."""
+        """True if the fixed step time of the row's kind, as declared, is far from that of other kinds."""
         return self.fixed is not None and self.fixed.odd
 
 
@@ -134,7 +147,11 @@ def clues(
     consistent: Collection[str],
     fits: Sequence[Fit],
 ) -> list[Clue]:
-    """Return evidence for each row that another sequence length would explain. ``readings``: by row, the firm ones."""
+    """Return evidence on the rows whose firm reading is another sequence length.
+
+    ``readings``: firm readings, by row name. ``consistent``: names of consistent rows, to compare with. ``fits``: the
+    table's fits of step time.
+    """
     clue_list = []
     for row in table.rows:
         for reading in readings[row.name]:
@@ -156,7 +173,10 @@ def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
 def _as_large(
     table: Table, row: AuditRow, tokens: float | None, convention: Convention | None, consistent: Collection[str]
 ) -> list[AuditRow]:
-    """Return consistent rows of the same kind with as many tokens per step as ``tokens``."""
+    """Return the other rows of ``row``'s kind in ``consistent`` (names) that have exactly ``tokens`` tokens per step.
+
+    Empty if ``tokens`` is None; rows without TFLOP/s are left out.
+    """
     if row.tflops is None or tokens is None:
         return []
     same_kind = (

@@ -46,8 +46,8 @@ class Gain:
 class Incomparable:
     """Reason why a row's tokens/s cannot be compared: the row contradicts itself.
 
-    ``kind``: what would resolve it: another ``value`` of the sequence length or number of devices, or tokens without
-    padding. "nothing fits": no tried change does. "not known": other changes do, and none is certain.
+    ``kind``: change that would make it consistent. "sequence", "devices": the length or number is ``value``. "padding":
+    tokens do not count padding. "nothing fits": no tried change does. "not known": other changes do, none for certain.
     """
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
@@ -56,7 +56,10 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class NotComparable:
-    """Reason why a gain cannot be judged: ``doubt`` on ``row``, or other ``tokens`` per step, or no common figure."""
+    """Reason why a gain cannot be judged: ``row`` contradicts itself (see ``doubt``), or ``tokens`` per step differ.
+
+    If all are None, baseline and candidate have no figure in common.
+    """
 
     row: str | None = None
     doubt: Incomparable | None = None
@@ -64,14 +67,20 @@ class NotComparable:
 
 
 def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain]:
-    """Return the gain of each declared or else derived pair. ``trusted``: by row, why not comparable, or None."""
+    """Return the gain of each (baseline, candidate) pair that the table declares; if it declares none, of derived ones.
+
+    ``trusted``: by row name, why its tokens/s cannot be compared; None: they can.
+    """
     rows = {row.name: row for row in table.rows}
     pairs = list(_derived(table)) if table.compare is None else table.compare
     return [_gain(table, rows[baseline], rows[candidate], trusted) for baseline, candidate in pairs]
 
 
 def _derived(table: Table) -> Iterator[tuple[str, str]]:
-    """Yield (baseline, candidate). In each batch size, the baseline has the slowest data path."""
+    """Yield (baseline, candidate) for rows of equal batch size: the baseline has the slowest data path.
+
+    Every row with another data path is a candidate.
+    """
     by_batch: dict[int | None, list[AuditRow]] = {}
     for row in table.rows:
         if row.data in table.isolated_ms:
@@ -118,7 +127,7 @@ def _value(figure: AuditedFigure | None) -> float | None:
 
 
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
-    """Return candidate speed over baseline speed, from tokens/s, else step times; None if the rows lack both."""
+    """Return candidate speed / baseline speed: of tokens/s, else from step times; None if the rows share neither."""
     for first, second in ((candidate.tokens_per_s, baseline.tokens_per_s), (baseline.step_ms, candidate.step_ms)):
         if first is not None and second is not None:
             return AuditedFigure("", first.value / second.value, first.interval / second.interval)
@@ -132,7 +141,10 @@ def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFig
 
 
 def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
-    """Return step / (step - (old - new)), all of ``old`` exposed, ``new`` None: removed; None without a step time."""
+    """Return step / (step - (``old`` - ``new``)): the speedup if data took ``new`` ms instead of ``old``, all exposed.
+
+    ``new`` None: 0 ms. None without ``step_ms`` or ``old``, or if the saving may be the whole step.
+    """
     if step_ms is None or old is None:
         return None
     saved_low = old.interval.low - (new.interval.high if new else 0.0)
@@ -163,7 +175,10 @@ def _incomparable(
 
 
 def _judge(measured: AuditedFigure, ceiling: AuditedFigure) -> tuple[GainVerdict, float]:
-    """Return the verdict, and how far (fraction) the gain lies outside the range that the data path can cause."""
+    """Return the verdict, and by what fraction ``measured`` lies outside of what the data path can cause; 0: inside.
+
+    ``ceiling``: ratio if all data time were exposed. The data path can cause every ratio between 1 and this.
+    """
     top, bottom = max(ceiling.interval.high, 1.0), min(ceiling.interval.low, 1.0)
     faster = ceiling.value >= 1
     if measured.interval.high < bottom:
@@ -180,6 +195,6 @@ def _noise(change: float, noise: Noise | None) -> NoiseVerdict:
 
 
 def unexplained(found: Sequence[Gain]) -> Gain | None:
-    """Return the gain that lies furthest outside the range that its data path can cause; None if all lie within."""
+    """Return the gain that lies furthest outside of what its data path can cause; None if none lies outside."""
     excessive = [gain for gain in found if gain.unexplained]
     return max(excessive, key=lambda gain: gain.unexplained or 0.0, default=None)

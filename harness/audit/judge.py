@@ -30,7 +30,10 @@ from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row with its checks and the readings that fit it, before :func:`judge` decides which are firm."""
+    """A row with its checks and the readings (changed declarations) that make it consistent.
+
+    :func:`judge` decides which readings are firm.
+    """
 
     row: AuditRow
     setting: Setting
@@ -44,13 +47,16 @@ class Candidate:
         return worst(self.row, self.setting)
 
     def under_base(self, base: Convention | None) -> Setting:
-        """Return the row's setting with the formula ``base`` of the other rows; None: the setting unchanged."""
+        """Return the row's setting with the formula ``base`` instead of its own; None: with its own."""
         return self.setting if base is None else replace(self.setting, convention=base)
 
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """Verdict on a row. ``readings``: the firm ones first, then possible ones, then those that fit any figure."""
+    """Verdict on a row. ``readings`` (changed declarations): firm ones first, then possible ones.
+
+    Readings with a free parameter, which would fit any figure, come last.
+    """
 
     status: AuditStatus
     readings: list[FittedReading]
@@ -67,7 +73,10 @@ class Judgement:
 
 
 def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
-    """Judge all rows together: the scatter of the others decides what a row's difference means. ``known``: formulas."""
+    """Judge all rows together: the scatter of the other rows shows how much a row's figures may differ.
+
+    ``known``: formulas for FLOPs per token. ``peaks``: peaks of known devices.
+    """
     inexact = [entry for entry in candidates if (pair := entry.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
@@ -135,7 +144,11 @@ def _weigh(
     reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
-    """Return ``reading`` with its coverage, the number of rows that share it (``sharers``), and ``firm``."""
+    """Return ``reading`` with its coverage (share of random figures that such readings fit), ``shared`` and ``firm``.
+
+    ``off``: number of rows whose figures differ. ``sharers``: returns rows that a reading explains. ``reported``:
+    relations of all rows. ``trying``: returns all changes that could be tried for a row.
+    """
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))
@@ -169,7 +182,7 @@ CHANGED: Mapping[UnknownKind, str] = {"sequence": "sequence", "devices": "device
 
 
 def _change(reading: FittedReading) -> Change:
-    """Return the change that a reading makes, in a form that is equal for equal changes in other rows."""
+    """Return a key for the change that ``reading`` makes; the same change in another row has an equal key."""
     new = reading.setting
     value: float | str | None = f"{reading.figures[0]} {reading.value}" if reading.kind == "unit" else None
     if reading.kind in CHANGED:
@@ -178,7 +191,7 @@ def _change(reading: FittedReading) -> Change:
 
 
 def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[AuditRow, Setting]:
-    """Return ``row`` and ``setting`` with the change that ``reading`` makes. It may have been found for another row."""
+    """Return ``row`` and ``setting`` with the change that ``reading`` makes, which may come from another row."""
     new = reading.setting
     setting = replace(setting, convention=new.convention, scale=new.scale)
     if (field := CHANGED.get(reading.kind)) is not None:
@@ -200,7 +213,7 @@ def _explains(reading: FittedReading, other: Candidate) -> bool:
 
 
 def _share(reading: FittedReading, other: Candidate) -> float:
-    """Return the share (0 to 1) of figures, as far off as the other row's, that ``reading`` would fit there too."""
+    """Return the share (0 to 1) of figures up to twice as far off as those of ``other`` that ``reading`` would fit."""
     pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
     assert pair_before is not None
     assert pair_after is not None
@@ -208,7 +221,10 @@ def _share(reading: FittedReading, other: Candidate) -> float:
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
-    """Return the uncertainty of an offset that all rows in ``sharing`` have in common; None without one."""
+    """Return half the width of the range of differences (logarithms) that rounding allows in all rows of ``sharing``.
+
+    The differences are between the two figures of ``pair``. None if no difference is possible in all rows.
+    """
     pairs = [
         relation
         for member in sharing
@@ -253,7 +269,10 @@ def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
 
 
 def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[FittedReading]:
-    """Return the readings that fit few other figures. The others are appended to ``excluded`` as unspecific."""
+    """Return the readings whose coverage (share of random figures that such readings fit) is at most OFFERED_SHARE.
+
+    The kinds of the others are appended to ``excluded`` as "unspecific".
+    """
     useless: dict[UnknownKind, float] = {}
     for reading in found:
         if (reading.coverage or 0.0) > policy.OFFERED_SHARE:
@@ -263,7 +282,10 @@ def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[F
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
-    """Return ``row`` with the interval of each figure widened by normal scatter of ``deviation`` (relative)."""
+    """Return ``row`` with each figure's interval widened for scatter of relative standard deviation ``deviation``.
+
+    The intervals of two figures then cover NORMAL_DEVIATIONS such deviations between them.
+    """
     factor = 1 + policy.NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
@@ -275,6 +297,9 @@ def widened(row: AuditRow, deviation: float) -> AuditRow:
 
 
 def deviation_among(others: Sequence[Relation]) -> float:
-    """Return the standard deviation (relative, beyond rounding) of the same figures in other rows; 0 if most agree."""
+    """Return the relative standard deviation of the differences ``others`` beyond rounding, from their median.
+
+    0 if most differences are within rounding, or without ``others``.
+    """
     gaps = sorted(relation.gap for relation in others)
     return gaps[len(gaps) // 2] * PER_DEVIATION if gaps else 0.0

@@ -156,7 +156,10 @@ def _text(value: Any) -> str:
 
 
 def _fractions(value: Any) -> tuple[float, float]:
-    """Read a fraction ``0.01`` or a range ``[0.01, 0.03]``, given as text. Raise ValueError outside 0 to 1."""
+    """Return (low, high) of a range ``[0.01, 0.03]`` or a fraction ``0.01`` (low = high), given as text.
+
+    Raise ValueError unless both lie between 0 and 1.
+    """
     message = "must be a fraction or a range [from, to] between 0 and 1; for 1 to 3 %: [0.01, 0.03]"
     ends = value if isinstance(value, list) else [value, value]
     try:

@@ -29,14 +29,17 @@ UNITS = {TOKENS: (1e3, 1e-3), TFLOPS: (1e3, 1e-3), MFU: (1e2, 1e-2), STEP: (1e3,
 
 @dataclass(frozen=True)
 class Search:
-    """Result of :func:`search`: readings that make a row consistent, and tried kinds of readings that do not."""
+    """Result of :func:`search`: readings that make a row consistent, and kinds of readings that were tried in vain."""
 
     fits: list[FittedReading]
     excluded: list[Excluded]
 
 
 def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: Sequence[Peak]) -> Search:
-    """Return the single changes of ``setting`` that make ``row`` consistent; also pairs if all have free parameters."""
+    """Return the readings (one changed declaration each) that make ``row`` consistent, and excluded kinds of readings.
+
+    If none is found but those with a free parameter, which fit any figure, pairs of changes are added.
+    """
     excluded: list[Excluded] = []
     fitting = [
         *_formulas(row, setting, known, excluded),
@@ -67,7 +70,7 @@ def _formulas(
 
 
 def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield readings in which the FLOPs of a part of the work, or of more than the model needs, are counted."""
+    """Yield readings in which the publication counts a fixed part or multiple of the FLOPs (:data:`SCALES`)."""
     if setting.flops_per_token is None:
         return
     for part, scale in SCALES.items():
@@ -92,7 +95,7 @@ def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:
-    """Yield readings with another formula and one more change: no free parameters, lengths only powers of two."""
+    """Yield readings that change the formula and also sequence length (powers of two), devices, or averaged steps."""
     for formula in known:
         if formula == setting.convention:
             continue
@@ -108,7 +111,10 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
 def peaks_behind(
     row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
-    """Yield the reading that MFU refers to another known peak; else append the reason to ``excluded``."""
+    """Yield the reading that MFU is relative to another peak than the declared one, and which known devices have it.
+
+    If the declared peak is right or the other figures disagree, append that to ``excluded`` instead.
+    """
     figures = witnesses(row, setting)
     work = common([interval for name, interval in figures.items() if name != MFU])
     if row.mfu_percent is None or setting.peak_flops_per_s is None or len(figures) < 2:
@@ -143,7 +149,10 @@ def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False)
 
 
 def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield readings that count only real tokens, with the needed share; excluded if the row has no padding."""
+    """Yield readings in which some figures count real tokens and others all positions, with the share of real tokens.
+
+    If the row declares that it has no padding, append them to ``excluded`` instead.
+    """
     figures = witnesses(row, setting) or rates(row, setting)
     for size in range(1, len(figures)):
         for names in combinations(figures, size):
@@ -173,7 +182,10 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield the reading that tokens/s and step time, if close, are of different steps: logs may smooth one."""
+    """Yield the reading that tokens/s and step time are of different steps (a log may smooth one).
+
+    They differ beyond rounding then, by AVERAGE_WITHIN at most.
+    """
     rate = rates(row, setting)
     if len(rate) < 2 or rate[TOKENS].overlaps(rate[STEP]):
         return
@@ -198,7 +210,10 @@ USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 @dataclass(frozen=True)
 class Readings:
-    """All changes of declared values that could be tried for a row, as shifts, to measure how many figures they fit."""
+    """All changes of declared values that could be tried for a row, to measure how many figures they fit by chance.
+
+    Each is a shift: the logarithm of the factor by which it changes the ratio of the two figures in ``relation``.
+    """
 
     row: AuditRow
     setting: Setting
@@ -207,7 +222,11 @@ class Readings:
     relation: Relation
 
     def coverage(self, reading: FittedReading, half: float | None = None) -> float:
-        """Return the share of random figures that some reading, at most as complex, would fit. ``half``: rounding."""
+        """Return the share (0 to 1) of random figures that readings as simple as ``reading`` would fit.
+
+        The figures are up to AS_FAR_OFF_RATIO times as far off. ``half``: their rounding (logarithm); None: that of
+        ``relation``.
+        """
         shifts = [self._usual]
         if reading.changes > 1 or not _is_usual(reading):
             shifts.append(self._unusual)
@@ -217,7 +236,7 @@ class Readings:
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Shifts of common errors: formulas, usual lengths and numbers of devices, peaks, factors, units."""
+        """Shifts of common errors: formulas, peaks, units, and powers of two as length or number of devices."""
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
@@ -234,7 +253,7 @@ class Readings:
 
     @cached_property
     def _unusual(self) -> Shifts:
-        """Shifts of all other sequence lengths (multiples of 64, powers of two) and numbers of devices."""
+        """Shifts of all tried sequence lengths (multiples of LENGTH_STEP, powers of two) and all numbers of devices."""
         powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
         multiples = np.arange(policy.LENGTH_STEP, policy.SEQUENCE_LONGEST + 1.0, policy.LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
@@ -242,7 +261,7 @@ class Readings:
 
     @cached_property
     def _pairs(self) -> Shifts:
-        """Shifts of another formula together with a power of two as length, or with another number of devices."""
+        """Shifts of pairs of changes: another formula, and a power of two as length or another number of devices."""
         powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
@@ -262,7 +281,10 @@ class Readings:
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:
-        """Return the power (1 or -1) of a step's tokens in the relation; 0 if printed or not involved."""
+        """Return the exponent (1 or -1) with which computed tokens per step enter the ratio of the two figures.
+
+        0 if the tokens per step are printed, unknown, or not needed.
+        """
         if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
             return 0.0
         return 1.0 if self._of(TFLOPS, MFU) else -1.0
@@ -305,7 +327,10 @@ def _is_usual(reading: FittedReading) -> bool:
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
-    """Return the share of random figures, about as far off as ``relation``, that lie within ``half`` of a shift."""
+    """Return the share (0 to 1) of random figures that one of ``shifts`` brings within ``half`` of agreement.
+
+    The figures are up to AS_FAR_OFF_RATIO times as far off as ``relation``. Those that agree anyway do not count.
+    """
     window = max(policy.AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
     # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))

@@ -36,12 +36,12 @@ class Relation:
 
     @property
     def reach(self) -> float:
-        """Largest possible distance of the two figures before rounding, as a logarithm."""
+        """Largest possible distance of the two unrounded figures: absolute logarithm of their ratio."""
         return abs(self.center) + self.half
 
 
 def relations(row: AuditRow, setting: Setting) -> list[Relation]:
-    """Return the relation of every pair of the row's figures that can be compared under ``setting``."""
+    """Return how far each two comparable figures of ``row`` differ. ``setting``: formula, length, devices, peak."""
     reported, rate = witnesses(row, setting), rates(row, setting)
     pairs = [(a, b, reported[a], reported[b]) for a, b in combinations(reported, 2) if {a, b} != {TOKENS, STEP}]
     if len(rate) == 2:  # Needs neither the shape nor the peak.
@@ -61,10 +61,11 @@ def worst(row: AuditRow, setting: Setting) -> Relation | None:
 
 
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
-    """Return the chance (0 to 1) that normal scatter is as large as the gap of ``one``.
+    """Return the probability (0 to 1) that normal scatter makes two figures differ at least as much as ``one``.
 
-    The median of ``others`` gives the scale of scatter, so a few errors do not hide this one; few others make it
-    uncertain and the chance larger. Scatter is at most USUAL_SCATTER unless the others scatter by more.
+    The median of ``others`` (same figures, other rows) is the scale of scatter; few others make it uncertain, and the
+    probability larger. It is at most that of a standard deviation of USUAL_SCATTER, unless WITNESS_ROWS_MIN or more
+    others scatter by more than that.
     """
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
@@ -80,7 +81,10 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
-    """Return True if ``one`` is too far apart for normal scatter; if most ``others`` are too, a lower chance counts."""
+    """Return True if figures as far apart as ``one`` have at most a chance of INCONSISTENT_CHANCE by normal scatter.
+
+    The limit is a tenth of that if most ``others`` (same figures, other rows) are apart beyond rounding, too.
+    """
     count = sum(relation.gap > 0 for relation in others)
     return chance_of_scatter(one, others) <= (
         INCONSISTENT_CHANCE / 10 if 2 * count > len(others) else INCONSISTENT_CHANCE
@@ -89,7 +93,7 @@ def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
 
 @cache
 def _distances() -> tuple[Distances, Distances, Distances]:
-    """Return a grid of distances (standard deviations), and the normal shares within and beyond each."""
+    """Return (distances in standard deviations, normal probability within each, beyond each), both sides counted."""
     distance = np.geomspace(1e-6, 30, 2000)
     inner = np.array([erf(value / sqrt(2)) for value in distance])
     return distance, inner, np.array([erfc(value / sqrt(2)) for value in distance])
@@ -97,7 +101,10 @@ def _distances() -> tuple[Distances, Distances, Distances]:
 
 @lru_cache(maxsize=256)
 def _median_of(others: int) -> Distances:
-    """Return the density of the (upper) median of ``others`` normal distances, at the points of :func:`_distances`."""
+    """Return the probability density of the median of ``others`` normal distances, at the points of :func:`_distances`.
+
+    For an even number, the upper of the two middle distances counts.
+    """
     _, inner, _ = _distances()
     rank, clipped = others // 2 + 1, np.clip(inner, 1e-300, 1 - 1e-16)
     logarithm = (rank - 1) * np.log(clipped) + (others - rank) * np.log1p(-clipped)
@@ -106,14 +113,20 @@ def _median_of(others: int) -> Distances:
 
 
 def _beyond_median(times: float, others: int) -> float:
-    """Return the chance that a normal distance exceeds ``times`` the (upper) median of ``others`` such distances."""
+    """Return the chance that a normal distance (both sides) exceeds ``times`` the median of ``others`` such distances.
+
+    For an even number, the upper of the two middle distances counts.
+    """
     distance, inner, outer = _distances()
     return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, outer), inner))
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Two figures that differ in several rows for an unknown reason. Differences are fractions."""
+    """Two figures that should agree, but differ in several rows for an unknown reason.
+
+    ``low``, ``high``, ``typical``: logarithms of their ratio, which are about the relative differences (0.01 is 1 %).
+    """
 
     first: str
     second: str
@@ -127,8 +140,10 @@ class Scatter:
 
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
-    """Return the scatter of each group of rows whose figures differ for an unknown reason, without ``explained`` rows.
-    If the same rows have several pairs of figures, the pair furthest apart is returned.
+    """Return a :class:`Scatter` for each group of two or more rows in which the same two figures differ.
+
+    ``reported``: relations, by row name. ``explained``: names of rows to leave out. If several pairs of figures differ
+    in the same rows, only the pair with the largest typical difference is returned.
     """
     pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():

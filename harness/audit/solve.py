@@ -19,7 +19,10 @@ SOLVED_ROUNDING = 1e-9  # relative error of binary arithmetic in a solved value
 
 @dataclass(frozen=True)
 class NamedPeak:
-    """Device whose peak a row may use; "": the declared one. ``sparse``: True for its peak with 2:4 sparsity."""
+    """Device whose peak a publication may have used. ``device`` "": the declared peak, doubled for 2:4 sparsity.
+
+    ``sparse``: True for the peak with 2:4 sparsity.
+    """
 
     device: str
     dtypes: tuple[str, ...] = ()
@@ -28,7 +31,10 @@ class NamedPeak:
 
 @dataclass(frozen=True)
 class FittedReading:
-    """A changed declaration that makes a row consistent. ``free``: True if it fits any figure: no proof."""
+    """A reading: a changed declaration (or two) that makes a row consistent.
+
+    ``free``: True if it has a free parameter, so that it would fit any figure and proves nothing.
+    """
 
     kind: UnknownKind
     setting: Setting
@@ -57,7 +63,7 @@ class FittedReading:
 
 @dataclass(frozen=True)
 class Excluded:
-    """Kind of reading that does not explain a row. ``coverage``: share of figures that such readings fit."""
+    """Kind of reading that does not explain a row. ``coverage``: share (0 to 1) of random figures that it would fit."""
 
     kind: UnknownKind
     why: Literal["none fits", "figures disagree", "needed", "agrees", "declared", "unspecific"]
@@ -69,7 +75,11 @@ class Excluded:
 def sequences(
     row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
-    """Yield the most plausible other sequence length, with the range that the digits allow; else ``excluded`` grows."""
+    """Yield the most plausible other sequence length: a power of two if one fits, else the closest to the middle.
+
+    ``low`` and ``high`` of the reading: lengths that the digits allow. If no length is possible, append that to
+    ``excluded``.
+    """
     intervals = list(_sequence_intervals(row, setting))
     allowed = common(intervals)
     if allowed is None:
@@ -88,7 +98,7 @@ def sequences(
 
 
 def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
-    """Yield the range of sequence lengths that each pair of the row's figures allows, if it depends on the length."""
+    """Yield each range of sequence lengths that follows from the row's figures. Each uses other figures."""
     work, convention = _work(row, setting), setting.convention
     rate = rates(row, setting)
     if convention is not None and convention.attention_per_position and work is not None:
@@ -109,20 +119,26 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
-    """Return the FLOP/s of one device from TFLOP/s and MFU; None if both are missing or contradict each other."""
+    """Return the FLOP/s achieved by one device, from TFLOP/s and MFU x peak: values that both allow.
+
+    None if both figures are missing, or if no value is allowed by both.
+    """
     figures = witnesses(row, setting)
     return common([figures[name] for name in (TFLOPS, MFU) if name in figures])
 
 
 def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
-    """Return which entry of ``rate`` depends neither on sequence length nor on devices; None if each does."""
+    """Return the key of a rate in ``rate`` that depends neither on sequence length nor on devices; None without one."""
     if TOKENS in rate:
         return TOKENS
     return STEP if STEP in rate and row.tokens_per_step is not None else None
 
 
 def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
-    """Return powers of two and multiples of 64 within ``allowed``, sorted; of very many, only the shortest."""
+    """Return the powers of two and (unless ``powers_only``) multiples of LENGTH_STEP within ``allowed``, sorted.
+
+    If VALUES_TRIED_MAX or more multiples are allowed, only the shortest are returned.
+    """
     first, last = (
         ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
         floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),
@@ -136,7 +152,10 @@ def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]
 
 
 def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield the smallest other number of devices that fits, and if TFLOP/s may be of all devices."""
+    """Yield a reading with the smallest other number of devices that fits, and one with TFLOP/s of all devices.
+
+    If no whole number is possible, append that to ``excluded``.
+    """
     rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
     allowed = []
     if flops is not None and work is not None and (name := _fixed_rate(row, rate)):

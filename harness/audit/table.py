@@ -103,7 +103,7 @@ def read_duration(text: str) -> AuditedFigure:
 
 
 def _half_unit(value: Decimal, about: bool) -> Decimal:
-    """Return half a unit of the last printed digit of ``value``. ``about``: True for its last nonzero digit ("~")."""
+    """Return half a unit of the last digit of ``value``; ``about`` (printed with "~"): of its last digit but zeros."""
     exponent = (value.normalize() if about else value).as_tuple().exponent
     assert isinstance(exponent, int)  # the pattern lets neither NaN nor infinity in
     return Decimal(5).scaleb(exponent - 1)
@@ -167,7 +167,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense peak of a known device at one dtype."""
+    """Dense peak (FLOP/s) of a known device at one dtype (number format)."""
 
     device: str
     dtype: str
@@ -176,7 +176,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Table:
-    """A published results table. ``isolated_ms``: milliseconds per sample of each data path by itself."""
+    """A published results table. ``isolated_ms``: by name of the data path, ms per sample if it runs alone."""
 
     title: str
     source: str

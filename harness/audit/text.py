@@ -136,7 +136,7 @@ def convention(one: Convention) -> str:
 
 
 def reading(one: FittedReading, full: bool = True) -> str:
-    """Return what a reading changes, as a phrase. ``full``: True to add the other values that the digits allow."""
+    """Return what a reading changes, as a phrase. ``full``: True to add the range of values that the digits allow."""
     text = _reading(one, full)
     if one.changes == 1 or one.setting.convention is None:
         return text
@@ -240,7 +240,10 @@ def _flops(row: RowAudit) -> str:
 
 
 def _checks(found: Sequence[AuditCheck]) -> str:
-    """Return the checks as text. If all agree, only the one nearest to its limit and those with a remark."""
+    """Return the comparisons of two figures as text. If all agree, only the one that is nearest to disagreement.
+
+    Comparisons with remarks (``reasons``) are always included.
+    """
     made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
     if all(check.status == "consistent" for check in made):
         figures = [check for check in made if not check.reasons]
@@ -325,7 +328,10 @@ def incomparable(one: Incomparable) -> str:
 
 
 def formula_sentence(audit: Audit) -> str | None:
-    """Return a sentence on the formula that fits most rows, and others that fit the same; None without one."""
+    """Return a sentence on the formula that fits most rows, and on formulas that fit exactly the same rows.
+
+    None if no formula fits any row.
+    """
     formulas = [*audit.formulas.values()]
     best = max(formulas, key=lambda formula: len(formula.rows), default=None)
     if best is None or not best.rows:
@@ -368,7 +374,10 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
 
 
 def _apart(scatter: Scatter | None) -> str:
-    """Return why a row whose figures differ beyond rounding is not called inconsistent."""
+    """Return why a row that is apart beyond rounding is not called inconsistent. ``scatter``: of several such rows.
+
+    None: the other rows do not scatter.
+    """
     if scatter is None:
         return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
     if scatter.common:
@@ -377,7 +386,10 @@ def _apart(scatter: Scatter | None) -> str:
 
 
 def gains_sentence(audit: Audit) -> str | None:
-    """Return a sentence on the gain furthest outside its range, and smaller ones; None if all are within theirs."""
+    """Return a sentence on the gain furthest outside of what its data path can cause; None if none is outside.
+
+    It also names the gains that are smaller than this excess.
+    """
     worst = unexplained(audit.gains)
     if worst is None or not worst.unexplained:
         return None
@@ -396,7 +408,7 @@ def gains_sentence(audit: Audit) -> str | None:
 
 
 def gain_sentence(gain: Gain, table: Table) -> str:
-    """Return sentences on a gain: its size, the ceiling by its data path, and whether noise could explain it."""
+    """Return sentences on a gain: its size, its ceiling (ratio if all data time were exposed), and if it is noise."""
     pair = f"{gain.candidate} against {gain.baseline}"
     if gain.measured is None or gain.reason is not None:
         measured = "" if gain.measured is None else f" (as printed {change(gain)})"
@@ -441,12 +453,15 @@ def change(gain: Gain) -> str:
 
 
 def _change(value: float) -> str:
-    """Format a ratio as a signed change with two decimals, ``+0.87 %``, because small ceilings matter."""
+    """Format the ratio ``value`` as a signed change: ``+0.87 %`` for 1.0087."""
     return f"{(value - 1) * 100:+.2f} %"
 
 
 def clue_sentence(clue: Clue) -> str:
-    """Return sentences on the evidence for a row's reading: fixed part of its steps, and rows with equal steps."""
+    """Return sentences on the evidence for another sequence length: its kind's fixed step time, and rows compared.
+
+    The rows are those with as many tokens per step.
+    """
     parts = []
     if fixed := clue.fixed:
         fixed_range = Interval(fixed.low_ms, fixed.high_ms)
@@ -481,7 +496,10 @@ def traffic_assumption(traffic: Traffic, table: Table) -> str:
 
 
 def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str:
-    """Return a sentence on the optimizer's traffic per step: bytes, time at full bandwidth, share of the fixed part."""
+    """Return a sentence on the optimizer's memory traffic per step: bytes, and ms at the declared bandwidth.
+
+    The ms are compared with the fixed part (ms) of the step times in ``fits``.
+    """
     text = f"Optimizer memory traffic ({traffic_assumption(traffic, table)}): {traffic.bytes / 1e9:,.0f} GB a step"
     full, fixed = traffic.ms_at_full_bandwidth, [fit.fixed_ms for fit in fits if not fit.doubtful]
     if full is None:
@@ -498,5 +516,5 @@ def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str
 
 
 def taken_as_declared(rows: Sequence[str]) -> str:
-    """Return a remark on a fit that uses the inconsistent rows ``rows`` as they are declared."""
+    """Return a remark that a fit uses figures of the inconsistent rows ``rows`` (names) as declared."""
     return f" (takes {listing([*rows])} as declared)"

@@ -47,7 +47,7 @@ class ComparisonVerdict:
 
 @dataclass(frozen=True)
 class ArmLedger:
-    """Time of the steps of one arm or control by part, in milliseconds per measured step."""
+    """Mean measured step of one arm or control in ms, by phase and by stage of the data work."""
 
     arm: str
     control: str | None  # kind of control; None for an arm itself
@@ -65,13 +65,16 @@ class ArmLedger:
 
 @dataclass(frozen=True)
 class LoadedStudy:
-    """A study, opened by :func:`load`. A notebook shows its first screen. InputError for damaged or missing files."""
+    """A study, opened by :func:`load`. As the result of a notebook's cell, it shows the first screen of its report.
+
+    Its attributes raise InputError if files are missing or damaged.
+    """
 
     path: Path
 
     @cached_property
     def verdicts(self) -> tuple[ComparisonVerdict, ...]:
-        """The verdict of each measured comparison; empty for one program (``harness exec``), see ``ledger``."""
+        """Verdict of each measured comparison. Empty for a study of one program, where ``ledger`` has the figures."""
         return tuple(_verdict(comparison) for comparison in self._report.compared)
 
     @cached_property
@@ -124,7 +127,7 @@ class LoadedStudy:
 
 
 def load(path: str | Path) -> LoadedStudy:
-    """Open the study in the folder ``path``, or its scenario's newest (results/NAME). Raises InputError without one."""
+    """Open the study in the folder ``path``, or the newest study below it. Raises InputError without a study."""
     folder = StudyFolder(find_study(Path(path)))
     folder.read_study()
     return LoadedStudy(folder.path)

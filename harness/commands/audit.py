@@ -17,7 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Check the table and print the findings, as a page or (--json) as JSON. Returns 0 for any result."""
+    """Check a published results table and print the findings, as a page or (--json) as JSON.
+
+    Returns 0 whatever it finds.
+    """
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published
     from harness.audit.report import as_json, as_text
@@ -33,7 +36,7 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def known_peaks() -> list[Peak]:
-    """Return the dense peak of each device profile and dtype. Empty if no profiles are shipped."""
+    """Return the peak FLOP/s of each device profile and dtype, for dense matrices; empty if no profiles are shipped."""
     from harness.audit.table import Peak
     from trainer.devices.profiles import load_profile, profile_names
 

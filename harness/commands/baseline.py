@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Run the chosen action (save, check or list), and return its exit code."""
+    """Run the subcommand of ``harness baseline`` that was given (save, check or list), and return its exit code."""
     folder = Path(arguments.baselines)
     if arguments.action == "list":
         return _list(folder)

@@ -133,7 +133,7 @@ def training_allowance(
 
 
 def _spent_s(out: Path) -> float:
-    """Return the seconds of the earlier parts of the training in ``out``, which had no budget; 0 without any."""
+    """Return the seconds that the training in ``out`` has taken so far, without a budget; 0 if it has not begun."""
     from harness.launch.budget import expense_of
 
     return expense_of(out).seconds if (out / "study.json").exists() else 0.0
@@ -152,9 +152,12 @@ def _predicted(
     spent_s: float = 0.0,
     force: bool = False,
 ) -> PredictedCost:
-    """Measure a few steps in a temporary folder on the disk of ``near``, and return the predicted cost. ``steps``:
-    length of the training. ``launcher_s``, ``spent_s``: seconds of the command until now, and of earlier parts. Raises
-    InputError if the measurement exceeds the limit or fails.
+    """Measure a few steps of every arm in a temporary folder beside ``near``, and return the predicted cost.
+
+    ``of``: what is predicted. ``steps``: length of a training. ``source``: path of the scenario file. ``force``: True
+    to measure even if memory may not suffice. ``launcher_s``: seconds that the command has taken until now.
+    ``spent_s``: seconds that earlier parts took. Raises InputError if the measurement exceeds the limit or fails, or a
+    limit in dollars has no price.
     """
     from harness.judge.cost import PredictedCost
     from harness.launch.budget import prices_of
@@ -204,7 +207,10 @@ def _predicted(
 
 
 def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
-    """Raise InputError for a budget in dollars without a price. ``option``: that of a resumed study's budget."""
+    """Raise InputError if ``limit`` is in dollars but the price of the devices is unknown.
+
+    ``option``: name of the option that set the limit of a resumed study, for the message; else None.
+    """
     if limit is not None and limit.usd is not None and found.per_hour_usd is None:
         if option is not None:
             raise InputError(f"{option}: an amount, but the study began without a price; allowed: a time (6h), or none")
@@ -233,7 +239,10 @@ def _check(predicted: PredictedCost, done: float = 0.0) -> None:
 
 
 def stopped_line(folder: Path, cut: str | None) -> str:
-    """Return the message after a stop at the budget: how to continue. ``cut``: what a study ran; None: a training."""
+    """Return the message after a stop at the budget, with the command to continue.
+
+    ``cut``: None for a training; any text for a study.
+    """
     from harness.launch.budget import read_cost
     from harness.show.cost import outcome
 
@@ -251,7 +260,10 @@ def stopped_line(folder: Path, cut: str | None) -> str:
 
 
 def say_cost(folder: Path) -> None:
-    """Print predicted against actual cost of the study or training; nothing without a budget, or after its stop."""
+    """Print the predicted and the actual cost of the study or training in ``folder``.
+
+    Prints nothing if it had no budget, or if the budget stopped it.
+    """
     from harness.launch.budget import read_cost
     from harness.show.cost import actual_line
 

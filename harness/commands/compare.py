@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare every arm that both studies have in similar environments; return the worst verdict's exit code."""
+    """Compare each arm that both studies have. Return the exit code of the worst verdict: slower, then undecided.
+
+    An arm is undecided if its environments differ in a way that forbids the comparison (--allow accepts it). Raises
+    InputError without a common arm.
+    """
     from harness.regress.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
@@ -52,7 +56,10 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _days(folder: Path, series: BlockSeries) -> Days:
-    """Return the baseline's sessions of this arm and environment, which show how days differ; empty without one."""
+    """Return the sessions (studies of other days) in the kept baseline of this arm and environment; empty without one.
+
+    The sessions show how much results differ between days.
+    """
     from harness.regress import baselines
     from harness.regress.series import Days
 
@@ -61,7 +68,10 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
-    """Return the measured blocks by arm of the study at ``path``, or the newest below it; InputError without any."""
+    """Return the measured blocks by arm of the study at ``path``, or of the newest study below it.
+
+    Raises InputError if no finished run has a measured step.
+    """
     from harness.regress.series import series_of
     from harness.study.store import StudyFolder
 
@@ -82,7 +92,10 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
-    """Print the comparisons as Markdown or JSON; return the worst verdict's exit code (``undecided``: if none is)."""
+    """Print the comparisons as Markdown or JSON; return the exit code of the worst verdict (slower, then undecided).
+
+    ``undecided``: exit code if that verdict is undecided.
+    """
     from harness.regress import report as regression
     from harness.regress.across import common_move
     from harness.regress.text import AT_OTHER_TIMES, common_move_note
@@ -101,7 +114,7 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
 
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:
-    """Yield for each refused comparison a line with the --allow options that would make it."""
+    """Yield a line for each refused comparison, with the --allow options that would permit it."""
     for across in found:
         if across.refused:
             keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in across.refused)

@@ -46,7 +46,10 @@ def add_stats_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Count the tokens, lengths and duplicates of each corpus, and print a page or JSON for each."""
+    """Print statistics of each corpus, as a page or (--json) as JSON. Returns 0.
+
+    Statistics: numbers of documents and tokens, document lengths, padding and packing at some row lengths, duplicates.
+    """
     from harness.launch.progress import announced
     from harness.show import corpus as report
     from harness.show.drawing import write_picture
@@ -164,7 +167,10 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare the batches of all data paths. Return 0 if all are identical, 1 if any differs."""
+    """Compare the batches that each data path (way from documents to batches) makes.
+
+    Return 0 if all are identical, else 1.
+    """
     from harness.launch.progress import TextProgress, is_terminal
     from trainer.data.verify import verify as compare
 
@@ -214,7 +220,10 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the tokens of the corpus, which is tokenized unless cached, as files of the other trainer."""
+    """Write the corpus's tokens as .bin files of llm.c or nanoGPT (--format). Returns 0.
+
+    The corpus is tokenized first, unless its tokens are cached.
+    """
     from trainer.data.formats.exchange import SHARD_TOKENS, VALIDATION_SHARE
     from trainer.data.formats.export import Division, Vocabulary
     from trainer.data.formats.export import export as write
@@ -260,7 +269,10 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write a corpus from the other trainer's files, and print which information those files lack."""
+    """Write a corpus from .bin files of llm.c or nanoGPT (--format), and print what these files do not record.
+
+    Returns 0.
+    """
     from trainer.data.formats.export import Vocabulary, import_tokens
 
     if (tokenizer := given_tokenizer(arguments.tokenizer)) is None:
@@ -309,5 +321,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the chosen action, and return its exit code."""
+    """Run the subcommand of ``harness data`` that was given, one of :data:`ACTIONS`, and return its exit code."""
     return ACTIONS[arguments.action].function()(arguments, command)

@@ -92,7 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Remove near-duplicates from the corpus, or (--make-labelled) make a labelled corpus. Return the exit code."""
+    """Remove near-duplicates from the corpus. Return the exit code.
+
+    With --make-labelled: only make a corpus of which the near-duplicates are known.
+    """
     from trainer.data.corpus.places import scheme_of
 
     if arguments.out is None:

@@ -118,7 +118,10 @@ def given_tokenizer(name: str | None) -> TokenizerInfo | None:
 
 
 def validated(model: type[Content], content: object, place: str) -> Content:
-    """Return ``content`` as an instance of ``model``. Raises InputError with the first wrong key, below ``place``."""
+    """Return ``content`` as an instance of ``model``.
+
+    Raises InputError that names the first wrong key, with ``place`` in front of it.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -146,7 +149,10 @@ def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
 
 
 def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """Return the arms' data configurations, one per combination of ``keys``. InputError for ``data.source``."""
+    """Return the arms' data configurations: the first with each combination of values of ``keys``.
+
+    Raises InputError if an arm sets ``data.source``, which makes its own batches.
+    """
     needs: dict[str, DataConfig] = {}
     for arm in load_plan(arguments).arms:
         data = arm.config.data

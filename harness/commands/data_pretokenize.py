@@ -109,7 +109,10 @@ def _padded_line(facts: Manifest) -> str:
 
 
 def _check_engine(arguments: argparse.Namespace) -> None:
-    """Raise InputError, before any work, for options of the other engine or if Spark is not installed."""
+    """Raise InputError, before any work, for options that do not go with --engine, or an impossible --timeout.
+
+    Raises it too if --engine is spark, and PySpark or Java is missing.
+    """
     options = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
     for name in options:
         if getattr(arguments, name) is not None:
@@ -124,7 +127,10 @@ def _check_engine(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
-    """Yield Spark's tokens for all formats; None for the local engine. A failure keeps the finished parts."""
+    """Yield, as a context manager, one source of Spark's tokens for all formats; None with --engine local.
+
+    After a failure, the finished parts stay on disk for the next call.
+    """
     if arguments.engine == "local":
         yield None
         return

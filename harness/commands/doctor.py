@@ -102,7 +102,10 @@ def _needs(plan: Plan) -> Needs:
 
 
 def _calibrate(threads: int | None) -> bool:
-    """Measure and store the rates of this CPU. Return False, after a message, if a package cannot be imported."""
+    """Measure and cache the FLOP/s and bytes/s of this CPU. Return False if a package cannot be imported.
+
+    ``threads``: number of torch's threads; None: torch's choice.
+    """
     try:
         import torch  # takes a second or two
 
@@ -132,7 +135,10 @@ def lines_of(check: Check) -> Iterator[str]:
 
 
 def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
-    """Return the last line: whether ``harness run`` works here, the checks by status, and what was not checked."""
+    """Return the last line: if ``harness run`` works here, and the number of checks by status.
+
+    ``scenario``: True if a scenario file was checked as well; the line then also says what was not checked.
+    """
     counts = Counter(check.status for check in checks)
     ability = "harness run works here"
     if scenario:
@@ -143,13 +149,19 @@ def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
 
 
 def _wrapped(text: str, head: str) -> list[str]:
-    """Wrap ``text`` into lines after ``head`` and a space. Commands are not cut at hyphens."""
+    """Return ``text`` as lines of at most COLUMNS characters: ``head`` begins the first one, INDENT the others.
+
+    Lines do not break at hyphens.
+    """
     first = head if head.endswith(" ") else f"{head} "
     return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False)
 
 
 def _print(checks: Sequence[Check], scenario: bool = False) -> None:
-    """Print the checks and the conclusion: in colour on a terminal with a working colour package, else plain."""
+    """Print the checks and the conclusion: in colour on a terminal with a working colour package, else plain.
+
+    ``scenario``: True if a scenario file was checked as well.
+    """
     try:
         from rich.console import Console
         from rich.text import Text

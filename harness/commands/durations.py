@@ -29,7 +29,7 @@ _LENGTH = ("steps", "warmup_steps")  # keys that change the length of a run, but
 
 @dataclass(frozen=True)
 class Duration:
-    """Expected duration of a study. ``basis``: the measurement that it follows from, with its place."""
+    """Expected duration of a study in seconds. ``basis``: the measurement behind it and its folder, as text."""
 
     seconds: float
     basis: str
@@ -179,7 +179,10 @@ def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
 
 
 def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Return an arm's settings without its number of steps: with equal settings, steps take equally long."""
+    """Return (``declared``, ``config`` without numbers of steps): arms with equal pairs take equally long per step.
+
+    ``declared``: what an arm of a scenario of commands sets; {} for other arms.
+    """
     return declared, {key: value for key, value in config.items() if key not in _LENGTH}
 
 

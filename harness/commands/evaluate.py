@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Ask the model the questions, and print the shares of right answers, each with its 95 % interval."""
+    """Ask a trained model the multiple-choice questions of a file; print its shares of right answers. Returns 0.
+
+    Each share has its 95 % interval.
+    """
     if arguments.most is not None and arguments.most < 1:
         raise InputError(f"--most: {arguments.most}; allowed: 1 or more")
     from harness.commands.data_needs import given_tokenizer

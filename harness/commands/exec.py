@@ -105,7 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the command with the agent attached, make a study, print its first screen; return the command's exit code."""
+    """Run a command with the agent (our recorder) inside it, make a study, and print its first screen (short report).
+
+    Return the command's exit code; 1 if it succeeded but no training step was recorded.
+    """
     program = _program(arguments.program, command)
     if arguments.recorded is not None and program:
         raise InputError("exec: --recorded runs nothing: omit the command")
@@ -155,7 +158,10 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _program(given: list[str], command: list[str]) -> list[str]:
-    """Return the program to run, after ``--`` in ``command``; InputError without, or if ``given`` begins before it."""
+    """Return the program to run: all words of ``command`` after ``--``, empty without ``--``.
+
+    ``given``: words that argparse took for the program. Raises InputError if no ``--`` stands before them.
+    """
     program = command[command.index("--") + 1 :] if "--" in command else []
     if len(given) > len(program) + 1 or (given and "--" not in command):  # argparse may leave the -- in ``given``.
         options = command[2 : len(command) - len(given)]
@@ -218,7 +224,10 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
 def run_commands(
     plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
 ) -> int:
-    """Run ``plan`` into a new study ``out``/``name``/..., print its first screen, and return its exit code."""
+    """Run ``plan`` into a new study below ``out``/``name`` and print a short report; return the study's exit code.
+
+    ``load_check``: check of other processes' load before the runs. ``source``: path of the scenario file, or "".
+    """
     from harness.attach.comparison import run_comparison
     from harness.commands import exit_codes
     from harness.commands.report import print_first_screen

@@ -94,5 +94,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the chosen action, and return its exit code."""
+    """Run the subcommand of ``harness export`` that was given, one of :data:`ACTIONS`, and return its exit code."""
     return ACTIONS[arguments.action].function()(arguments, command)

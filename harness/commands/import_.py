@@ -95,8 +95,8 @@ def read_llmc_log(arguments: argparse.Namespace, _command: list[str]) -> int:
 def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
     """Write losses.csv and evaluations.csv of an llm.c log into the new folder ``out``. Raises InputError if it exists.
 
-    A value has the number of the step before it, counted from 0 (-1: before training). Steps that the log lacks are
-    missing. HellaSwag scores become ``acc_tokens``.
+    Steps count from 0. An evaluation has the number of the last step before it (-1: before training). A step without a
+    loss in the log gets no row. HellaSwag scores become ``acc_tokens``.
     """
     from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, EvaluationTable, LossRow, LossTable
     from trainer.data import cache
@@ -140,5 +140,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the chosen action, and return its exit code."""
+    """Run the subcommand of ``harness import`` that was given, one of :data:`ACTIONS`, and return its exit code."""
     return ACTIONS[arguments.action].function()(arguments, command)

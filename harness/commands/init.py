@@ -141,7 +141,10 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measures: bool) -> None:
-    """Print how long the study takes, with fewer blocks if over :data:`MOST_S`. ``measures``: True to run steps."""
+    """Print how long the study is expected to take. Above MOST_S seconds, first rewrite the file with fewer blocks.
+
+    ``measures``: True to run a few steps of every arm if no earlier study shows the duration.
+    """
     from harness.commands.durations import Duration, expected, how_to_measure, trial
     from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
     from harness.scenario.plan import make_plan
@@ -338,7 +341,10 @@ interleave: slices # all arms of a block stay in memory and take turns of 20 ste
 
 
 def number(text: str) -> str:
-    """Return ``text`` as YAML: a whole number as it is, anything else (``1.5``) quoted, for the scenario's check."""
+    """Return ``text`` as YAML: a whole number as it is, any other text (``1.5``) as a quoted string.
+
+    The check of the scenario refuses such a string where it expects a whole number.
+    """
     return str(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else quoted(text)
 
 

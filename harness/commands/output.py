@@ -40,7 +40,10 @@ def append_step_summary(page: str) -> None:
 
 @contextmanager
 def copy_may_fail(where: str) -> Iterator[None]:
-    """Print an OSError of the block, in which only the copy ``where`` is lost: the study's folder has the same page."""
+    """Context manager for writing a second copy of a page: an OSError is printed and not raised.
+
+    ``where``: name of the copy, for the message. The study's folder has the same page, so only the copy is lost.
+    """
     try:
         yield
     except OSError as error:

@@ -82,7 +82,11 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
-    """Draw the runs' multiple-choice scores, if any. InputError for an unknown measure, if no losses are drawn."""
+    """Draw the runs' multiple-choice scores into ``out``; nothing if no run has any.
+
+    ``has_losses``: True if a picture of losses was drawn. Raises InputError if it is False and no run has a score by
+    the chosen measure (acc, acc_norm or acc_tokens).
+    """
     from harness.show.curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
 

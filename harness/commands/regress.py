@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Alternate both states of the code until every arm is decided or the budget is spent; return the exit code."""
+    """Run --base and --head in turn until every arm has a verdict or the budget is spent; return the exit code."""
     from harness.regress import report as regression
     from harness.regress.decision import read_seconds
     from harness.regress.run import between_states, run_comparisons, with_codes
@@ -154,7 +154,10 @@ def _plan_of(program: list[str], arguments: argparse.Namespace) -> CommandPlan:
 def _of_commands(
     plan: CommandPlan, source: str, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
 ) -> RegressionResult:
-    """Compare both states of the user's repository by running the commands of ``plan`` in each."""
+    """Compare --base with --head (two states of the user's repository) by running the commands of ``plan`` in each.
+
+    Raises InputError for --arm and --control.
+    """
     from harness.regress.states import run_command_states
 
     for option in ("arm", "control"):

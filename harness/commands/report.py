@@ -27,7 +27,10 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the first screen of a study, or (--json) its shortest answer. Write no file."""
+    """Print the first screen (short report) of a study, or (--json) its verdicts as one line of JSON.
+
+    Writes no file, returns 0.
+    """
     from harness.show import terminal
     from harness.show.brief import brief
     from harness.show.build import report_of

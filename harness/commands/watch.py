@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Show the last minutes of a program under `harness exec` until it or the view (Ctrl-C) ends."""
+    """Show, again and again, where the time of a program under ``harness exec`` went in its last minutes. Returns 0.
+
+    Ends with the program or by Ctrl-C. With --once, or if stdout is no terminal, it prints this once.
+    """
     if not arguments.every >= LEAST_EVERY_S:
         raise InputError(f"watch: --every {arguments.every:g}: at least {LEAST_EVERY_S:g} (seconds)")
     from harness.attach.live import find_program, recorded_programs
@@ -129,7 +132,7 @@ def _heading(program: RecordedProgram) -> str:
 
 
 def _look(program: RecordedProgram) -> list[str]:
-    """Return the lines of one look at ``program``."""
+    """Return the lines that ``harness watch`` shows at one time: a short report, and step times by minute."""
     from harness.show import live
     from harness.show.build import report_of
     from harness.show.first_screen import first_screen

@@ -62,7 +62,10 @@ from harness.study.run_data import RunData
 
 
 class KernelTime(NamedTuple):
-    """Device time in ns of the kernels and copies in a profiled piece of one kind of work, such as "forward"."""
+    """Device time in ns of one kind of work (a phase, such as "forward") over its pieces in a profiled window.
+
+    Time of kernels and copies, without gaps between them. A piece is the work that one execution of the phase launched.
+    """
 
     least_ns: int
     usual_ns: int  # mean; the others are the least and the most
@@ -70,7 +73,7 @@ class KernelTime(NamedTuple):
 
 
 def kernel_times_of(run: RunData) -> Mapping[str, KernelTime]:
-    """Return the kernel time of each kind of device work by name; empty without a whole profiled window of the arm."""
+    """Return {name of device work: kernel time} from the arm's profiled run; empty without complete profiles."""
     window = run.window
     if window is None:
         return {}
@@ -88,7 +91,10 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
-    """Return the kernel time by name over the pieces in ``windows``, except names of which a piece has no kernels."""
+    """Return {name of device work: kernel time} over the pieces in ``windows``.
+
+    A name is left out if one of its pieces has no kernel time.
+    """
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
@@ -142,18 +148,21 @@ class DeviceWork:
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """Return when (ns) the device began each piece under ``reading``. A profiled time ends with the piece."""
+        """Return the time (ns) from which the device worked on each piece, as ``reading`` assumes.
+
+        A kernel time known from a profile is taken to lie at the end of its piece.
+        """
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
     def waited(self, reading: Reading) -> NDArray[np.bool_]:
-        """Return True for each piece whose launches the device waited for, under ``reading``."""
+        """Return True for each piece during which the device waited for its launches, as ``reading`` assumes."""
         idle = self._worked_ns(reading) < self.ends - self.starts
         return np.where(self.profiled, idle, self._waited_by_events(reading))
 
     @property
     def profiled(self) -> NDArray[np.bool_]:
-        """True for pieces whose kernel time comes from a profiled window, because the events leave it open."""
+        """True for pieces whose kernel time comes from a profiled window, because CUDA events do not show it."""
         is_profiled: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
         return is_profiled
 
@@ -163,7 +172,10 @@ class DeviceWork:
         return np.clip(self.launch_ends, self.starts, self.ends)
 
     def _worked_ns(self, reading: Reading) -> Int:
-        """Return the kernel time of each piece in ns, under ``reading``; at least the time after the last launch."""
+        """Return the device time of each profiled piece in ns, as ``reading`` assumes.
+
+        It is at least the time from the last launch to the end of the piece.
+        """
         lasted = self.ends - self.starts
         worked_ns = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
         return np.where(worked_ns >= FILLED_PIECE_SHARE * lasted, lasted, worked_ns)
@@ -174,32 +186,35 @@ class DeviceWork:
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
 
     def blocked(self, reading: Reading) -> NDArray[np.bool_]:
-        """Return True for each piece that the host launched while it only waited for the device, under ``reading``."""
+        """Return True for each piece during whose launching the host did nothing but wait, as ``reading`` assumes."""
         if reading == "likely":
             return self.may_block & self.ended
         return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
 
     @property
     def behind_full_queue(self) -> NDArray[np.bool_]:
-        """True for pieces launched while the queue may have been full, so part of the launching was waiting."""
+        """True for pieces that may have been launched onto a full queue: part of the launching may then be waiting."""
         lasting = self.launch_ends > self.launch_starts
         may_be_full: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
         return may_be_full
 
     def differs_ns(self, reading: Reading) -> int:
-        """Return how many ns of device and host time ``reading`` assigns differently from "likely"."""
+        """Return how many ns of device and host time ``reading`` interprets differently from the likely reading."""
         differs = self.blocked(reading) != self.blocked("likely")
         device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
         return int(device_ns + (self.launch_ends - self.launch_starts)[differs].sum())
 
     @property
     def open(self) -> Stretches:
-        """Time of all pieces in which the device may have worked or waited for a launch."""
+        """Time of all pieces for which it is unknown if the device worked or waited for a launch."""
         return self._until_launched(self.still_launching)
 
     @property
     def launch_bound_open(self) -> Stretches:
-        """Time within launch-bound pieces in which the device may have worked or waited for a launch."""
+        """Time for which it is unknown if the device worked or waited for a launch, in launch-bound pieces only.
+
+        Launch-bound: the piece ended with its last launch (see the module).
+        """
         return self._until_launched(self.launch_bound)
 
     def _until_launched(self, chosen: NDArray[np.bool_]) -> Stretches:
@@ -210,7 +225,11 @@ class DeviceWork:
 def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
-    """Return the work of a run's device. ``attached``: True if the program is not ours and may block anywhere."""
+    """Return the work of a run's device.
+
+    ``attached``: True for a user's program, which may block within any launch. ``kernel_times``: profiled kernel time
+    by name of work; None if unknown.
+    """
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -238,7 +257,7 @@ def device_work(
 
 
 def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
-    """Return the least, mean and most kernel time of each of ``names``, (3, names); -1 if unknown."""
+    """Return least, mean and largest profiled kernel time (ns) by name of device work, (3, names); -1 if unknown."""
     times_ns = np.full((3, len(names)), -1, dtype=np.int64)
     for code, name in enumerate(names):
         if name in known:
@@ -247,7 +266,11 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
-    """Return the ns of launching from which a piece counts; 0 if shorter launches make up a noticeable share."""
+    """Return ``least_ns`` for :func:`launched_meanwhile`: LAUNCH_TAIL_NS, or 0 if launches are short.
+
+    They are short if times of up to LAUNCH_TAIL_NS, from a piece's start to its last launch, make up over
+    SHORT_LAUNCHES_SHARE of the device's time.
+    """
     if not len(starts):
         return LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
@@ -269,7 +292,10 @@ def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int =
 
 
 def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """True for pieces that ended with their last launch, over ``least_ns`` after their start: launches limited them."""
+    """True for pieces that launches limited: the piece ended as its last launch ended; times in ns.
+
+    The last launch must have ended over ``least_ns`` after the start of the piece.
+    """
     ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     result: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return result
@@ -282,7 +308,10 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
-    """Return by ``names``, largest first, the share of the steps launching this work in which it was launch-bound."""
+    """Return {name of device work: share of the steps with this work in which it was launch-bound}, largest first.
+
+    ``names``: text of each code in ``work.names``. Names that were never launch-bound are left out.
+    """
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     shares = {}
@@ -298,7 +327,7 @@ Bound = Literal["data", "host", "launch", "device or launch", "device", "balance
 
 @dataclass(frozen=True)
 class BoundShares:
-    """Shares of a step, from 0 to 1, that determine what limits it."""
+    """Shares (0 to 1) that determine what limits the step: of the step time; ``loader``: of the workers' time."""
 
     data: float  # cost of data work
     host: float  # device idle while the host did other work than data, outside of launch-bound phases
@@ -309,7 +338,10 @@ class BoundShares:
 
     @property
     def bound(self) -> Bound:
-        """Name of what limits the step: the largest known share if it is noticeable; see the module docstring."""
+        """Name of what limits the step: data, host or launch if the largest of these shares is noticeable.
+
+        Otherwise "device or launch", "device" or "balanced"; see the module docstring.
+        """
         if self.loader > LOADERS_BUSY_SHARE and self.data > LIMIT_SHARE_MIN:
             return "data"
         shares: dict[Bound, float] = {"data": self.data, "host": self.host, "launch": self.launch}
@@ -339,10 +371,10 @@ Event = tuple[int, float, float]  # kind; ns blocked, or end of the launches; en
 
 
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
-    """Return by how many ns the fetches of a step could get longer at almost no cost; at most the length of a step.
+    """Return by how many ns all fetches of a step together could get longer at almost no cost; at most the step time.
 
-    The run may get longer by ROOM_FELT_SHARE of that time. None if no step fetched or the device was not recorded.
-    NaN if a full queue or an untimed blocking call may have held the host.
+    Almost no cost: the run gets longer by at most ROOM_FELT_SHARE of the time added to fetches. None if no step fetched
+    or the device was not recorded. NaN if a full queue or an untimed blocking call may have held the host.
     ``known_queue``: True if the device reports when its queue held the host.
     """
     if spans.blocks_untimed:
@@ -392,7 +424,11 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
 
 
 def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
-    """True if a full queue may have held the host: an equal lag in most steps without a long blocking call."""
+    """True if a full queue may have held the host, in most of ``steps``.
+
+    That is: about the same device work is queued at the start of each step, the device is hardly idle, and no call
+    blocks for long. ``step_ns``: mean step time.
+    """
     if len(steps.starts) < HELD_STEPS_MIN:
         return False
     pieces = min(len(spans.kernels), len(spans.launches))
@@ -407,7 +443,10 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
-    """Return the least work (ns) queued as a launch of each step ended; infinite if the device never worked then."""
+    """Return by step the least ns that the device still had to work on a piece when the piece's launch ended, (steps,).
+
+    Counts pieces that the device had begun by then; infinite for a step without such a piece.
+    """
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     meets = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])

@@ -56,7 +56,10 @@ _LONG_AGO_NS = 2**60  # start of an interval long before a run; sums of times st
 
 
 class Derived(NamedTuple):
-    """A steps table with its derived columns; :func:`with_derived` makes it."""
+    """Result of :func:`with_derived`: steps table with derived columns.
+
+    ``unsplit``: why data costs are unknown, else None.
+    """
 
     table: pa.Table
     changed: bool  # True if the stored columns differed
@@ -142,7 +145,10 @@ def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
 
 
 def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
-    """Return True for each batch whose builder recorded its work, (batches,)."""
+    """Return True for each batch whose builder recorded its work, (batches,).
+
+    ``rows``: row of each batch in ``steps``, or -1.
+    """
     reported = np.zeros(len(rows), dtype=np.bool_)
     reported[spans.stages.batches[(spans.stages.batches >= 0) & (spans.stages.batches < len(rows))]] = True
     # Older studies have no mark. Their own column distinguishes a batch without stages from an unknown one.
@@ -171,7 +177,10 @@ def _stages(
     asynchronous: bool,
     recording: Recording | None,
 ) -> tuple[StageTimes, Split | Unsplit]:
-    """Return stage times by place, and costs or why they are unknown. ``training``: True for steps of training only."""
+    """Return the time of each stage by where it ran, and what each stage cost, or why the cost is unknown.
+
+    ``training``: by step, True if it did nothing but train. ``recording``: None if the run cannot be replayed.
+    """
     waited = union(waits.starts, waits.ends)
     if asynchronous:
         waited = difference(waited, busy(spans))  # while the device works, a wait of the host costs nothing
@@ -211,10 +220,11 @@ def _stage_columns(
 
 
 def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
-    """Return the time (ns) of a stage that cost each step nothing: it ran outside of every wait, and is not exposed.
+    """Return by step the hidden ns of one stage: it ran outside of all waits, and made no step longer.
 
-    ``weighed``: steps over which it is summed and shared out, because an asynchronous device delays later steps.
-    None: each step alone. ``work``: time of the stage while a step was open.
+    ``outside``: ns of the stage outside of waits. ``work``: ns while a step was open. ``exposed``: ns that it cost.
+    ``weighed``: True for steps whose costs are summed, because an asynchronous device delays later steps; the hidden
+    sum is divided among all steps in proportion to ``outside``. None: each step is computed alone.
     """
     hidden: Int
     if weighed is None:

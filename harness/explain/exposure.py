@@ -76,7 +76,10 @@ class SyncCall:
 
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Return hidden data work (ms per step, sum as in the ledger) by the kernel, or host phase, that ran beside it."""
+    """Return data work (ms per measured step) that cost no time, by the kernel or host phase that ran at the same time.
+
+    Values are scaled down so that they sum to at most the ledger's hidden time. Empty without measured steps.
+    """
     measured = _measured(run)
     if measured is None:
         return {}
@@ -100,7 +103,10 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
-    """Return the ns of data work of all workers within ``steps``, by the kernel (else by the phase) that hid it."""
+    """Return the ns of data work of all workers within ``steps``, by the name of what ran at the same time.
+
+    ``on_device``: True for kernels. False for the host's phases without fetches, and "other" for time in no phase.
+    """
     stages = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
     if on_device:
@@ -137,7 +143,10 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     certain, uncertain = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """Return ns by call site (blocked, after the call, certainly busy, possibly busy) and by kernel and site."""
+        """Return ns by call site, (4, sites), and {kernel: ns by call site after calls while it ran, (sites,)}.
+
+        The four: blocked; after the call; of that, device certainly busy; of that, device possibly busy.
+        """
         chosen = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[chosen].astype(np.int64)
         inside = clip(calls.starts[chosen], ends[chosen], part)
@@ -189,7 +198,7 @@ def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
 
 
 def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches]:
-    """Return ``spans`` with kernels cut to the time they certainly worked, and the times others may have worked."""
+    """Return ``spans`` with kernels cut to when they certainly worked, and other times when they may have worked."""
     if not work.still_launching.any():
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()
@@ -265,7 +274,7 @@ UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "
 
 @dataclass(frozen=True)
 class Unfitted:
-    """Reason why no curve of step time over added work can be fitted; the other fields belong to single kinds."""
+    """Reason why no curve of step time over added work can be fitted. Each other field is set for one ``kind`` only."""
 
     kind: UnfittedKind
     ks: tuple[int, ...] = ()  # "no shared block": doses without a common block
@@ -283,7 +292,7 @@ class Curve:
     step: tuple[float, ...]
 
     def slope(self, values: Sequence[float], since: int = 0, until: int | None = None) -> float:
-        """Return the least-squares slope of ``values`` over the work, for the points from ``since`` up to ``until``."""
+        """Return the least-squares slope of ``values`` (one per dose) per ms of work, over the points [since:until]."""
         x, y = np.asarray(self.work[since:until]), np.asarray(values[since:until])
         x = x - x.mean()
         return float(x @ (y - y.mean()) / (x @ x))
@@ -301,7 +310,11 @@ class Curve:
 
 
 def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
-    """Return the curve of each block with all doses, or the reason for none. ``by_k``: runs by dose, 0 for the arm."""
+    """Return a curve for each block that has a run of every dose, or the reason why there is none.
+
+    ``by_k``: runs by dose (0: the arm itself), then block. ``workers``: number by which the work is divided, because
+    workers do it side by side.
+    """
     if not by_k[0]:
         return Unfitted("no run of the arm")
     if len(by_k) == 1:
@@ -324,7 +337,10 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
 
 
 def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:
-    """Return a function from run to ms per step of ``what`` (device: busy time, else forward); None if not measured."""
+    """Return a function that gives the ms of ``what`` per step of a run; None if not measured in all ``runs``.
+
+    "data": read, tokenize and pack. "device": its busy time; if unknown, the forward phase of a synchronous device.
+    """
     if what == "device":
         if all(run.device_busy_ms is not None for run in runs):
             return lambda run: run.device_busy_ms or 0.0
@@ -338,7 +354,10 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
 
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:
-    """Return the slope from dose ``first`` to the next, over blocks; None if a larger dose had no more work."""
+    """Return the slope (ms of step time per ms of work) from dose number ``first`` to the next one, over blocks.
+
+    None if in any block the larger dose has no more work.
+    """
     if any(curve.work[first + 1] <= curve.work[first] for curve in curves):
         return None
     return from_block_values([curve.slope(curve.step, first, first + 2) for curve in curves])
@@ -350,7 +369,7 @@ _CONTROL = re.compile(r"dose-(tokenize|read|device|data)-([1-9][0-9]*)")
 
 @dataclass(frozen=True)
 class DosePoint:
-    """Means over blocks in ms per step, for one dose: ``k`` times more of the work. None: not measured."""
+    """Means over blocks, ms per step, of runs that do the work ``k`` more times (1 + k in all). None: not measured."""
 
     k: int
     work_ms: float  # on the critical path
@@ -379,13 +398,17 @@ class Dose:
 
 
 def parse_control(control: str | None) -> tuple[What, int] | None:
-    """Return ``("tokenize", 2)`` for the control ``dose-tokenize-2``; None for other controls."""
+    """Return (kind of work, k) of a control named ``dose-KIND-K``, such as ("tokenize", 2); None for any other name."""
     match = _CONTROL.fullmatch(control or "")
     return (cast("What", match[1]), int(match[2])) if match else None
 
 
 def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
-    """Return the effect of more work of kind ``what``. ``doses[k]``: runs with k times more; blocks need all doses."""
+    """Return how the step time changes if work of kind ``what`` is done more often.
+
+    ``doses[k]``: runs that do the work k more times (1 + k in all), by block. Only blocks with a run of every dose
+    count. ``workers``: number of workers that do the work side by side.
+    """
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
     parallel = 1 if what == "device" else max(1, workers)
@@ -437,7 +460,11 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
 
 
 def _bends(what: What, curves: Sequence[Curve]) -> bool:
-    """Return True if the curve certainly gets steeper towards the largest dose, and does so because the step waits."""
+    """Return True if the curve gets steeper towards the largest dose because the step waits.
+
+    Steeper: the interval of (last slope - first slope) is above KINK_BEND_MIN. Because it waits: the wait for data
+    grows at least half as fast as the step time; this is not required for "device".
+    """
     last = len(curves[0].ks) - 2
     first_slope, last_slope = segment(curves, 0), segment(curves, last)
     if last < 1 or first_slope is None or last_slope is None:
@@ -450,7 +477,7 @@ def _bends(what: What, curves: Sequence[Curve]) -> bool:
 
 
 def _fits_today(curves: Sequence[Curve]) -> bool:
-    """Return True if the step hardly waits for its present work, without any dose and apart from transfer."""
+    """Return True if the step without added work hardly waits for data. Waits for the transfer stage do not count."""
     waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
     return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
 
@@ -473,7 +500,10 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
 
 
 def _blocks_needed(slope: Estimate) -> int | None:
-    """Return the number of blocks that would probably decide the dose's kind; None above DOSE_BLOCKS_MAX."""
+    """Return the total number of blocks after which ``slope`` would probably decide the :data:`DoseKind`.
+
+    None without an interval, or above DOSE_BLOCKS_MAX.
+    """
     if slope.ci_low is None or slope.ci_high is None:
         return None
     # Half-width that meets the conditions of some kind, if the median stays where it is.

@@ -95,7 +95,7 @@ class Makers(NamedTuple):
         return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
 
     def in_flight(self, prefetch: int) -> int:
-        """Return the batches in flight with ``prefetch`` per worker; a worker without items answers one request."""
+        """Return how many batches are requested but not received: ``prefetch`` of a worker, 1 of one without items."""
         return self.workers * prefetch - self.idle * (prefetch - 1)
 
     def before(self) -> Int:
@@ -136,7 +136,7 @@ class MadeBatches(NamedTuple):
 
 
 class Leads(NamedTuple):
-    """Lead of consecutive batches, and how long the worker idled before making each; ns, (batches,)."""
+    """Lead (how long it lay ready before use) of each batch, and its worker's idle time before it; ns, (batches,)."""
 
     lead: Array
     idle: Array
@@ -165,9 +165,10 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
 
 
 def used_up_ns(leads: Leads, workers: int) -> float | None:
-    """Return by how many ns steps were shorter than making their batches, per worker: lead used up; None if unknown.
+    """Return the lead (how long batches lie ready before use) that steps used up, in ns per worker; None if unknown.
 
-    ``workers``: number that made batches. The last cycle is assumed to use as much as the others, if it has that much.
+    ``workers``: number that made batches. The last batch of each worker is assumed to use up as much as the others, but
+    at most its own lead.
     """
     lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
@@ -179,9 +180,10 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 
 
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
-    """Return by how much the last cycle of batches was shorter than is sustainable, as a share of its time.
+    """Return by what fraction the last batches came faster than workers can sustain; at least 0.
 
-    ``stood``: batches made during a suspension. Infinite if the whole cycle was; 0 if too few batches are known.
+    ``taken``: time (ns) when each batch was used. ``stood``: True for batches made during a suspension, which do not
+    count. Infinite if all of them were; 0 if too few batches are known.
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
@@ -197,7 +199,10 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
 
 
 def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
-    """Return the mean ns per batch that ``busy`` workers sustain, without ``pauses`` (suspensions); NaN if unknown."""
+    """Return the mean ns from one batch to the next that ``busy`` workers together can sustain; NaN if unknown.
+
+    ``pauses``: suspensions of the run, which do not count as time of the workers.
+    """
     timed = np.isfinite(made.ready - made.began)
     if not timed.any():
         return math.nan
@@ -207,7 +212,7 @@ def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> fl
 
 
 class UsedLead(NamedTuple):
-    """Lead that the measured steps of one repetition used up."""
+    """Lead (how long batches lay ready before use) that the measured steps of one repetition used up, in ns."""
 
     used_ns: float  # lead per worker that was used up
     wall_ns: float  # time of these steps
@@ -217,7 +222,10 @@ class UsedLead(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadUse:
-    """Share of a step by which steps were unsustainably fast, as batches were ready ahead of time; 95 % interval."""
+    """Share of step time saved by using up ready batches: steps were then faster than the loader can sustain.
+
+    ``ci_low`` to ``ci_high``: its 95 % interval.
+    """
 
     share: float
     ci_low: float
@@ -227,16 +235,17 @@ class LeadUse:
 
     @property
     def is_worth_saying(self) -> bool:
-        """True if the steps certainly used up lead, and a noticeable amount of it."""
+        """True if the share is above LEAD_SHARE_MIN and its interval above 0, so that a report mentions it."""
         return self.share > LEAD_SHARE_MIN and self.ci_low > 0
 
 
 def used_leads(
     steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
 ) -> dict[int, UsedLead]:
-    """Return the lead that each repetition used up until its first pause; without repetitions whose leads are unknown.
+    """Return {repetition: lead that its steps used up}, in ns, up to the repetition's first pause.
 
-    ``workers``: 0 if batches are made inline. Empty if an asynchronous device was not recorded.
+    Lead: how long batches lay ready before use. Repetitions with unknown leads are left out. ``workers``: 0 if batches
+    are made inline. ``prefetch``: batches per worker. Empty if an asynchronous device was not recorded.
     """
     if asynchronous and not len(spans.kernels):
         return {}
@@ -273,7 +282,10 @@ def used_leads(
 
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
-    """Return the lead used up over an arm's repetitions, up to what the workers' pace allows; None with too few."""
+    """Return the share of step time that an arm saved by using up lead; None below MIN_BLOCKS repetitions.
+
+    The share is at most what the workers' mean pace (time per batch) explains. ``runs``: used leads by repetition.
+    """
     repetitions = [repetition for run in runs for repetition in run.values()]
     if len(repetitions) < MIN_BLOCKS:
         return None
@@ -330,7 +342,7 @@ class SlowWorker:
 
     @property
     def factor(self) -> float | None:
-        """Its time / the others' time; None if theirs is 0."""
+        """Time of this worker / time of the others; None if the others' time is 0."""
         return self.ms / self.others_ms if self.others_ms > 0 else None
 
 
@@ -352,14 +364,17 @@ class Loading:
 
 
 class MadeBy(NamedTuple):
-    """Batches of one block: which worker made each, and how long that took."""
+    """Batches of one block: the worker that made each, and how many ms it took."""
 
     workers: NDArray[np.signedinteger]  # number of the worker that made each batch
     ms: Array  # time to make each batch
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
-    """Return the worker that is slower than the others in all ``blocks``, beyond chance (rank sums); None without."""
+    """Return the worker that is slower than the others in all ``blocks``, beyond chance (rank sums).
+
+    None if there is no such worker.
+    """
     made_by = list(blocks)
     medians = [
         {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
@@ -428,7 +443,7 @@ def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
 
 
 def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Array:
-    """Return the milliseconds that these stages took for each batch that has them, by batch number."""
+    """Return the total ms of ``stages`` for each batch that has any of them, in order of batch number."""
     chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in stages]) & (spans.stages.batches >= 0)
     _, batches = np.unique(spans.stages.batches[chosen], return_inverse=True)
     ms: Array = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)

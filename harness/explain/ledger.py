@@ -144,7 +144,10 @@ class RunLedger:
 
     @property
     def bound_shares(self) -> BoundShares | None:
-        """Shares that determine what limits the step; None without an asynchronous device or a split of waits."""
+        """Shares that determine what limits the step. None unless device idle time, room and data costs are all known.
+
+        They are unknown without an asynchronous device.
+        """
         idle, room, wall = self.device_starved_ms, self.device_room_ms, self.mean_step_ms
         waited = self.waited_ms
         # A record that the replay could not reproduce may lack device work, which would look like idle time.
@@ -162,7 +165,7 @@ class RunLedger:
 
     @property
     def bound(self) -> Bound | None:
-        """Name of the limit of the step, such as "data"; None without an asynchronous device or a split of waits."""
+        """Name of what limits the step, such as "data"; None if :attr:`bound_shares` is None."""
         return None if (shares := self.bound_shares) is None else shares.bound
 
     @property
@@ -174,7 +177,7 @@ class RunLedger:
 
     @property
     def by_repetition(self) -> bool:
-        """True if the repetitions of this run alternated with those of the other runs of its session."""
+        """True if this run's repetitions alternated with those of other runs (with the same ``record.session``)."""
         return self.record.interleave == "slices" and bool(self.record.session)
 
 
@@ -187,7 +190,10 @@ def without_split(ledger: RunLedger) -> RunLedger:
 
 
 class DerivedSteps(NamedTuple):
-    """Steps table with its derived columns, computed by the current rules; see :mod:`harness.explain.derived`."""
+    """Result of :func:`derived_steps`. ``table``: None if the run has no steps, as recorded if it has no spans.
+
+    The other fields are those of :class:`harness.explain.derived.Derived`.
+    """
 
     table: pa.Table | None
     changed: bool
@@ -197,7 +203,10 @@ class DerivedSteps(NamedTuple):
 
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
-    """Return the steps of ``run`` with derived columns, computed once (as recorded without spans; None: no steps)."""
+    """Return the steps table of ``run`` with derived columns, computed once.
+
+    Without spans, the table is as recorded; without steps, it is None.
+    """
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -271,7 +280,11 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Return the unmeasured steps between measured ones, except marked and first ones, with their longest phases."""
+    """Return the unmeasured steps between the first and the last measured step, with their longest phases.
+
+    Left out: the first step of each group of unmeasured steps, and steps with other work than training
+    (``facts.marked_steps``).
+    """
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
@@ -293,14 +306,20 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the mean data cost in ms under each other reading of the record, over replayed measured steps."""
+    """Return the mean data cost in ms per replayed measured step, under each reading of the record but the likely one.
+
+    ``otherwise``: ns, (readings, steps). Empty if it is None.
+    """
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
 
 
 def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float | None:
-    """Return ``RunLedger.device_room_ms``; None if device work or the start of steps was not recorded."""
+    """Return how many ms longer the fetches of a step could take at almost no cost (``bounds.room_ns``).
+
+    None with a synchronous device, or if device work or fetches were not recorded.
+    """
     if not run.record.facts.asynchronous or np.isnan(column(steps, "device_slack_ns")[measured]).all():
         return None
     spans = spans_of(run)
@@ -322,7 +341,10 @@ def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
-    """Return ``RunLedger.used_leads``; empty if the host computes and makes batches, or without spans and times."""
+    """Return the lead that each repetition used up (``RunLedger.used_leads``).
+
+    Empty if the device is synchronous and batches are made inline, or if spans or times of steps are missing.
+    """
     facts = run.record.facts
     workers = loader_workers(run)
     timed = not steps.column("start_ns").null_count and not steps.column("wall_ns").null_count
@@ -336,7 +358,10 @@ def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
 
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:
-    """Return ``RunLedger.launch_bound``. The spans are read only if the steps table shows launch-bound time."""
+    """Return {name of device work: share of the measured steps with this work in which it was launch-bound}.
+
+    Spans are read only if the steps table shows launch-bound time; otherwise the result is empty.
+    """
     if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
         return {}
     return launch_bound_shares(bounds(steps, measured), device_work_of(run), spans_of(run).names)
@@ -388,7 +413,8 @@ def part_over(
 ) -> float | None:
     """Return the mean of one part of a step over all measured steps of ``runs``; None if no run has it.
 
-    ``get``: a run's mean per step. ``known`` (None: all): runs that show it; the others are assumed to have its share.
+    ``get``: a run's mean per step, or None. ``known``: runs whose part counts; None: all. In the other runs, the part
+    is assumed to take the same fraction of the step as in these.
     """
     known = [run for run in known or runs if get(run) is not None]
     mean = mean_over(known, get)
@@ -404,7 +430,7 @@ def _mean_ms(nanoseconds: Array) -> float | None:
 
 
 def _busy_ms(nanoseconds: Array) -> float | None:
-    """Return the mean in ms; None if any step lacks a value, because such steps are unlike the others."""
+    """Return the mean of ``nanoseconds`` (by step) in ms; None if any is NaN, as the others are then not typical."""
     return None if np.isnan(nanoseconds).any() else _mean_ms(nanoseconds)
 
 
@@ -438,7 +464,7 @@ Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
 
 
 def per_second(amount: float | None, repetition: RepetitionTotals) -> tuple[float, float] | None:
-    """Return (``amount``, seconds of the repetition); None if the amount was not counted."""
+    """Return (``amount``, seconds of the repetition), the parts of a rate; None if ``amount`` is None (not counted)."""
     return None if amount is None else (amount, repetition.wall_ns / 1e9)
 
 
@@ -465,10 +491,10 @@ MEASURES: tuple[tuple[str, Rate], ...] = (
 def speed(
     baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return the speed of ``candidate`` / ``baseline``, a ratio with its interval over common blocks; None without any.
+    """Return the ratio of speeds candidate / baseline (2: twice as fast), with an interval over common blocks.
 
-    None too if a measured repetition lacks the rate.
-    ``alike``: similarity of neighbouring blocks, which may widen the interval.
+    None without a common block, or if a measured repetition lacks the rate. ``alike``: similarity of neighbouring
+    blocks, which may widen the interval; None: blocks are independent.
     """
     logs = speed_logs(baseline, candidate, rate)
     return None if logs is None else from_blocks(logs, confidence, alike)
@@ -491,7 +517,7 @@ def alternated(first: RunLedger, second: RunLedger) -> bool:
 
 
 def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
-    """Return {block: {repetition: (amount, seconds or steps)}}; None if any repetition lacks the rate."""
+    """Return {block: {repetition: (amount, seconds or steps)}}; None if ``rate`` is None for any repetition."""
     rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for repetition, totals in run.repetitions.items():
@@ -503,7 +529,10 @@ def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, flo
 
 
 def per_step_of(blocks: Blocks, name: Counted) -> float | None:
-    """Return token positions or trained tokens (``name``) per measured step; None if a run did not count them."""
+    """Return the tokens of a measured step, mean over all runs; None if a run did not count them.
+
+    ``name``: "tokens" (all positions, padding included) or "trained_tokens" (positions with a label).
+    """
     totals: list[float | None] = [getattr(run, name) for run in blocks.values()]
     if any(total is None for total in totals) or not totals:
         return None

@@ -69,7 +69,7 @@ class RankSteps:
 
 @dataclass(frozen=True)
 class GroupGain:
-    """Estimated speed gain of a program with several ranks: step time / step time with shorter fetches."""
+    """Estimated speed gain of a program with several ranks: step time / step time if fetches were shorter."""
 
     slowest: str  # rank with the longest fetches
     without_data: Estimate  # no rank has any data work
@@ -78,7 +78,10 @@ class GroupGain:
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
-    """Return the measured steps of one rank of an attached CPU program; None for other runs or without CPU times."""
+    """Return the measured steps of one rank of a CPU program under ``harness exec``.
+
+    None for other runs, for a program with one rank, and without CPU times.
+    """
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
         return None
@@ -97,7 +100,10 @@ def rank_steps(run: RunData) -> RankSteps | None:
 
 
 def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
-    """Return the ns off a core by step: in backward passes, and in other phases without fetches. None if unknown."""
+    """Return two arrays of the ns by step that the main thread was off a core: in backward passes, in other phases.
+
+    Fetches do not count. ``starts``: start of each step in ns. None if CPU times or starts are unknown.
+    """
     spans = spans_of(run)
     phases = spans.phases
     if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any() or np.isnan(starts).any():
@@ -123,7 +129,7 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
 
 
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
-    """Return what the ranks of a program would gain without data work. ``steps``: by arm (one per rank) and block.
+    """Return what the ranks of a program would gain without data work. ``steps``: by rank (an arm each), then by block.
 
     None with one rank, without common steps, or if step times differ so much that ranks do not wait each step.
     """
@@ -176,7 +182,10 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
-    """Return the speed gain if fetch times (rank, step) change as by ``edit``, over both bounds of the waits."""
+    """Return measured / edited step time if fetch times change as by ``edit``.
+
+    The interval covers the least and the most time for which ranks may have waited for one another.
+    """
     readings: list[Estimate] = []
     for saved_ns in (_saved, _saved_at_least, _saved_at_most):
         logs = []
@@ -191,20 +200,28 @@ def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
 
 
 def _saved(block: RankSteps, gone: Float) -> Float:
-    """Return the ns saved in each step, (steps,), if each rank fetches for ``gone`` less, (rank, step)."""
+    """Return the ns saved in each step, (steps,), if each rank's fetches get shorter by ``gone`` ns, (rank, step)."""
     saved: Float = (gone + block.off_core - block.off_core.min(axis=0)).min(axis=0)
     return saved
 
 
 def _saved_at_least(block: RankSteps, gone: Float) -> Float:
-    """Return the mean ns saved, (1,), if a rank that is ready without a core never waits for another rank."""
+    """Return the least mean ns saved per step, (1,).
+
+    Time in which a rank was ready but had no core does not count as a wait for other ranks. ``gone``: ns by which each
+    rank's fetches get shorter, (rank, step).
+    """
     waiting = np.maximum(block.off_core - block.ready, 0.0).mean(axis=1)
     saved = (gone.mean(axis=1) + waiting - waiting.min()).min()
     return np.array([min(float(saved), float(_saved(block, gone).mean()))])
 
 
 def _saved_at_most(block: RankSteps, gone: Float) -> Float:
-    """Return the ns saved in each step if all blocked time outside of backward passes is a wait for another rank."""
+    """Return the most ns saved in each step, (steps,).
+
+    All blocked time outside of fetches counts as a wait for other ranks. ``gone``: ns by which each rank's fetches get
+    shorter, (rank, step).
+    """
     waits = block.off_core + block.elsewhere + block.unseen - block.off_core.min(axis=0)
     saved: Float = np.minimum((gone + waits).min(axis=0), gone.max(axis=0))
     return saved
@@ -227,7 +244,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Rank that makes the other ranks wait most, and the ``part`` of its step (a stage or a phase) that does."""
+    """Rank that the other ranks wait for most. ``part``: stage or phase of its step that they wait for."""
 
     number: int
     part: str
@@ -252,13 +269,13 @@ class RanksReport:
 
     @property
     def without_straggler_ms(self) -> float:
-        """Step time in ms if the straggler were as fast as the next rank."""
+        """Step time in ms if the straggler took no longer for its ``part`` than the next slowest rank."""
         return self.step_ms - (0.0 if self.straggler is None else self.straggler.saved_ms)
 
 
 @dataclass(frozen=True)
 class _RankArrivals:
-    """Measured steps of one rank in ns, (steps,) each."""
+    """Measured steps of one rank, (steps,) each: numbers, tokens, and times in ns."""
 
     step: Float
     start: Float
@@ -271,7 +288,7 @@ class _RankArrivals:
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
-    """Return the report on the ranks of one arm, the mean over blocks; None with one rank and for attached runs."""
+    """Return the report on the ranks of one arm, mean over its runs; None with one rank, or for a user's program."""
     return _mean([report for run in runs if (report := ranks_of_run(run)) is not None])
 
 
@@ -324,7 +341,10 @@ def _other(run: RunData, number: int) -> RunData:
 
 
 def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
-    """Return the steps of rank ``number``; None without a table. ``hidden``: True if its arrivals are not recorded."""
+    """Return the measured steps of rank ``number``; None without a table.
+
+    ``hidden``: True if it is not recorded when the rank was ready for the exchange; ``arrival`` is then NaN.
+    """
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
@@ -356,7 +376,10 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
-    """Return the ns of each part of a step before the arrival, by name; the wait for data by stage, if known."""
+    """Return {part of a step before the exchange of gradients: ns by step}. ``phases``: ns by step of each phase.
+
+    The wait for data is split by stage if that is known, else it is "fetch".
+    """
     within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
     split = not any(np.isnan(times).all() for times in within.values())
     data = {stage: np.nan_to_num(times) for stage, times in within.items()} if split else {FETCH: phases[FETCH]}
@@ -446,14 +469,21 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 
 def _beyond(slow: Float, other: Float) -> Float:
-    """Return by how much each of ``slow`` exceeds the value of equal rank in ``other``, in the order of ``slow``."""
+    """Return by how much each of ``slow`` exceeds the equally ranked value (shortest with shortest, ...) of ``other``.
+
+    Both have the same length. The result is in the order of ``slow``.
+    """
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
     return beyond
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Return the mean over blocks; None without. It has a straggler if nearly all name it, beyond the scatter."""
+    """Return the mean of the reports of all blocks; None without reports.
+
+    It has a straggler if STRAGGLER_BLOCKS_SHARE of the blocks name the same rank and part, and the mean excess is over
+    STRAGGLER_ERRORS_MIN standard errors.
+    """
     if not reports:
         return None
     named = [report.straggler for report in reports if report.straggler is not None]

@@ -83,7 +83,10 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
-    """True for spans [start, end) that overlap the stretches ``inside``, (spans,); perhaps also for empty spans."""
+    """True for spans [start, end) that overlap the stretches ``inside``, (spans,).
+
+    An empty span counts if it lies in a stretch, but not at its start.
+    """
     touching: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
     )
@@ -111,7 +114,7 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
 
 
 def in_order(moments: Int) -> Int:
-    """Return the distinct moments, sorted. Much faster than ``np.unique`` for a few columns that are already sorted."""
+    """Return the distinct values of ``moments``, sorted. Faster than ``np.unique`` for a few joined sorted arrays."""
     ordered = np.sort(moments, kind="stable")
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
@@ -140,7 +143,7 @@ def innermost(starts: Int, ends: Int) -> Pieces:
 
 
 def _expanded(low: Int, high: Int) -> tuple[Int, Int]:
-    """Return all indices from low[i] up to high[i], exclusive, row after row: (i of each, the index itself)."""
+    """Return (i, index) for each index with low[i] <= index < high[i], in order of i: two flat arrays."""
     counts = high - low
     rows = np.repeat(np.arange(len(counts)), counts)
     skipped = np.repeat(low - np.append(0, np.cumsum(counts)[:-1]) if len(counts) else NO_TIMES, counts)
@@ -286,7 +289,10 @@ def loader_workers(run: RunData) -> int:
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
-    """Return the spans of the first rank in batches with :data:`COLUMNS`; each batch is freed after reading."""
+    """Return the spans of the first rank.
+
+    ``batches``: parts of the spans table with :data:`COLUMNS`, freed after reading.
+    """
     names: dict[str, int] = {}
     kinds = {kind: _Growing() for kind in KINDS}
     makers = np.zeros(0, dtype=np.int16)
@@ -343,7 +349,7 @@ def begun_when_launched(spans: RunSpans) -> RunSpans:
 
 
 def _kind_of(roles: Sequence[str], names: Sequence[str]) -> NDArray[np.uint8]:
-    """Return the index in :data:`KINDS` for each pair of a role and a name, (roles x names,)."""
+    """Return the index in :data:`KINDS` (or OTHER) of each pair of a role and a name, flat, role by role."""
     kinds = np.full((len(roles), len(names)), OTHER, dtype=np.uint8)
     is_stage = np.array([name in STAGES for name in names], dtype=np.bool_)
     for place, role in enumerate(roles):
@@ -355,7 +361,7 @@ def _kind_of(roles: Sequence[str], names: Sequence[str]) -> NDArray[np.uint8]:
 
 
 class _Growing:
-    """Columns of spans that grow in place. The system moves a large block without a copy."""
+    """Columns of spans that grow in place, without a second copy in memory."""
 
     def __init__(self) -> None:
         names, batches = (np.empty(0, dtype=np.int32) for _ in range(2))
@@ -363,7 +369,7 @@ class _Growing:
         self.spans = Spans(names, starts, ends, batches, np.empty(0, dtype=np.float32))
 
     def append(self, *columns: NDArray[Any]) -> None:
-        """Add rows; ``columns`` as in :class:`Spans`. Only valid while no other code has the spans."""
+        """Add rows; ``columns`` as in :attr:`Spans.columns`. Not allowed once other code refers to :attr:`spans`."""
         count = len(self.spans)
         for values, added in zip(self.spans.columns, columns, strict=True):
             values.resize(count + len(added), refcheck=False)
@@ -407,7 +413,7 @@ def bounds(steps: pa.Table, chosen: NDArray[np.bool_] | slice = slice(None)) -> 
 
 
 def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """True for steps with other work than training: unmeasured after measured ones, without a pause of the loop."""
+    """True for steps with other work than training: unmeasured, after a measured step, and no gap in time between."""
     begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
     counted = np.cumsum(measured)
     before = np.maximum.accumulate(np.where(begins, counted, 0))  # measured steps before the current group of steps

@@ -58,7 +58,11 @@ class Estimate:
 
 
 def estimate(values: Values) -> Estimate | None:
-    """Return the median over blocks of sum of amounts / sum of denominators, with interval; None without values."""
+    """Return the median over blocks, with its interval, of each block's sum of amounts / sum of denominators.
+
+    ``values``: {block: {repetition: (amount, denominator)}}, such as tokens and seconds. None if no block has both sums
+    above 0.
+    """
     return from_blocks(
         [log for _, repetitions in sorted(values.items()) if (log := _block_log(repetitions)) is not None]
     )
@@ -84,7 +88,11 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
-    """Return log(candidate / baseline) by common block; of ``alternated`` ones over common repetitions only."""
+    """Return log(candidate / baseline) for each block that both have, in block order.
+
+    ``alternated``: {block: True if both arms took their repetitions there in alternation}. In such a block, only
+    repetitions that both have count; None: all repetitions count in every block.
+    """
     logs = []
     for block in sorted(set(baseline) & set(candidate)):
         ours, theirs = baseline[block], candidate[block]
@@ -100,8 +108,9 @@ def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bo
 def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return median and interval of exp(value), from one logarithm per block; None without; see
-    :func:`from_block_values`.
+    """Return median and interval of exp(value); ``logs``: one value per block. None if ``logs`` is empty.
+
+    See :func:`from_block_values`.
     """
     log_estimate = from_block_values(logs, confidence, alike)
     if log_estimate is None:
@@ -113,10 +122,11 @@ def from_blocks(
 def from_block_values(
     values: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return the median and interval of one value per block, in order of the blocks; None without values.
+    """Return the median and interval of ``values``, one per block in block order; None if there are no values.
 
-    No interval below :data:`MIN_BLOCKS` blocks. ``confidence``: its level (stretched by Student's quantile).
-    ``alike``: similarity of neighbouring blocks, which may widen it further.
+    No interval below :data:`MIN_BLOCKS` blocks. ``confidence``: level of the interval, which Student's quantile widens
+    if blocks are few.
+    ``alike``: similarity of neighbouring blocks, which may widen the interval further.
     """
     if not values:
         return None
@@ -142,10 +152,11 @@ def from_block_values(
 
 
 def trimmed_mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
-    """Return the mean without the smallest and the largest value, and its interval (Tukey and McLaughlin 1963).
+    """Return the mean of ``values``, one per block, and its interval (Tukey and McLaughlin 1963).
 
-    None without values. Up to :data:`MIN_BLOCKS` values no interval, and nothing is trimmed.
-    Unlike a median, it reacts to several blocks of another kind, but not to a single one.
+    The smallest and the largest value are left out. With :data:`MIN_BLOCKS` values or fewer, all count, and there is no
+    interval. None if ``values`` is empty.
+    Unlike a median, the result moves if several blocks are of another kind. A single such block does not move it.
     """
     if not values:
         return None
@@ -179,7 +190,11 @@ class Likeness:
     probabilities: tuple[float, ...]
 
     def widening(self, blocks: int) -> float:
-        """Return the factor by which an interval over ``blocks`` widens: the root of the mean variance factor."""
+        """Return the factor (1 or more) by which an interval over ``blocks`` blocks widens, as blocks are correlated.
+
+        The factor is the root of the mean of the variance factors of all correlations, weighted by
+        :attr:`probabilities`.
+        """
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 
@@ -215,7 +230,11 @@ def widening(in_time: NDArray[np.float64]) -> float:
 
 
 def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the log likelihood of each correlation, given values in block order; None if too few or all equal."""
+    """Return the log likelihood of each correlation in _RHO between neighbouring blocks, as an array.
+
+    ``in_time``: one value per block, in block order. None for fewer than :data:`MIN_BLOCKS` values, or if all are
+    equal.
+    """
     n = len(in_time)
     if n < MIN_BLOCKS:
         return None

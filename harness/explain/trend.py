@@ -46,12 +46,14 @@ class Trend:
 def trend(
     wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, before: int = 0, evident: bool = False
 ) -> Trend | None:
-    """Return the growth of the step time over a run; None without, or if more work or a slower machine explains it.
+    """Return the growth of the step time over a run; None if steps do not clearly grow.
 
-    ``wall_ms``: each step without waits for a core. ``parts_ms``: by phase. ``work``: tokens or samples by step; 0:
-    unknown.
-    ``before``: number of earlier steps, in which steps grew as well.
-    ``evident``: True if hooks are known to grow. Then an uneven growth counts too: the machine may be in use.
+    None, too, if more work per step or a slower machine explains the growth.
+    ``wall_ms``: time of each step without waits for a core. ``parts_ms``: the same by phase. ``work``: tokens or
+    samples of each step; 0: unknown.
+    ``before``: number of steps before the first of ``wall_ms``, which are assumed to have grown at the same rate.
+    ``evident``: True if the program adds more and more hooks. Growth then counts even if it is uneven, because other
+    programs may use the machine.
     """
     if len(wall_ms) < TREND_STEPS_MIN:
         return None
@@ -101,7 +103,10 @@ def _edges(bins: Float) -> tuple[float, float]:
 
 
 def _slope(values: Float) -> tuple[float, float, float]:
-    """Return (slope, low, high) per bin: the median slope (Theil 1950) with its 95 % interval (Sen 1968)."""
+    """Return (slope, low, high) of ``values``: change from one value to the next, median with 95 % interval.
+
+    Median of all pairwise slopes: Theil 1950. Interval: Sen 1968.
+    """
     n = len(values)
     earlier, later = np.triu_indices(n, 1)
     slopes = np.sort((values[later] - values[earlier]) / (later - earlier))

@@ -92,7 +92,11 @@ def without_long(wall_ns: Array) -> Array:
 
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
-    """Return the steps that are long against ``typical_ms``, with their phase; None if none or all are long."""
+    """Return a summary of the steps longer than :data:`LONG_STEP_FACTOR` x ``typical_ms``; None if no or all steps are.
+
+    ``longest``: for each step, the index (in ``phases``) of the phase that is furthest above its median
+    (:func:`longest_phases`).
+    """
     long = step_ms > LONG_STEP_FACTOR * typical_ms
     if not long.any() or long.all():
         return None
@@ -167,7 +171,11 @@ def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
 
 
 def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
-    """Return about :data:`KINDS_STEPS_DRAWN` random steps by run: every n-th step might be of one kind."""
+    """Return ``runs``; if they have more than :data:`KINDS_STEPS_DRAWN` steps in all, about as many random ones.
+
+    ``of``: number of steps of all runs. The result still has one array per run. Steps are random, because every n-th
+    step might be of one kind.
+    """
     if of <= KINDS_STEPS_DRAWN:
         return runs
     generator = np.random.default_rng(0)
@@ -175,7 +183,10 @@ def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
 
 
 def _split(ordered: Array) -> tuple[float, float]:
-    """Return the medians (low, high) of the best split of sorted values, each group of at least KIND_SHARE_MIN."""
+    """Return (lower median, upper median) of the two groups of sorted values with the least scatter within groups.
+
+    Each group has at least the share :data:`KIND_SHARE_MIN` of the values.
+    """
     n = len(ordered)
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
@@ -192,7 +203,11 @@ def _centres(logs: Array, middle: float) -> tuple[float, float] | None:
 
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
-    """Return True if the runs of each kind are enough and nearly equal. ``typical``: median log step of each run."""
+    """Return True if both kinds, fast and slow, have :data:`KIND_RUNS_MIN` or more runs that are nearly equal.
+
+    ``typical``: median log step time of each run. ``middle``, ``way``: midpoint and distance of both kinds, in log step
+    time. Runs of one kind may differ by :data:`KIND_RUNS_SPREAD` x ``way``.
+    """
     kinds = [[median for median in typical if (median > middle) == above] for above in (False, True)]
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 
@@ -219,10 +234,11 @@ class StepTimes:
 def step_times(
     runs: Sequence[RunData], saving: Collection[str] = (), most: int = STEP_POINTS_MAX
 ) -> tuple[StepTimes, ...]:
-    """Return the step times of the finished runs of arms, without controls, by arm and block.
+    """Return the step times of each finished run, for a plot: one entry per run, without runs of controls.
 
-    They are thinned to about ``most`` steps in all, with all outliers up to :data:`STEP_OUTLIERS_MAX` per run.
-    ``saving``: arms in which outliers outside of all phases write a checkpoint.
+    Steps are thinned to about ``most`` in all runs together; up to :data:`STEP_OUTLIERS_MAX` outliers of a run, the
+    slowest, are kept. ``saving``: arms that save checkpoints, whose outliers outside of all phases are marked
+    "checkpoint".
     """
     plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
     share = max(20, most // max(1, len(plain)))
@@ -266,7 +282,11 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
 
 
 def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """True for ``count`` steps with an evaluation: unmeasured after measured ones, then the last ones before."""
+    """Return a mask: True for ``count`` unmeasured steps, which are assumed to include an evaluation.
+
+    Chosen are the first unmeasured steps after the first measured one and, if those are too few, the last ones before
+    it. ``measured``, ``known``: masks of measured steps and of steps with a known time.
+    """
     unmeasured, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
     after = unmeasured[unmeasured > first][:count]
     before = unmeasured[unmeasured < first]
@@ -329,7 +349,10 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
 
 
 def costly_until(values: Array) -> tuple[int, int] | None:
-    """Return the first and last step with the cost in ``values`` (a phase by step); None if it may come again."""
+    """Return the (first, last) position in ``values``, a phase's time by step, of steps with a cost that has ended.
+
+    None if there is no such cost, or if too few steps follow to exclude that it comes again.
+    """
     excess = _excess(values) if len(values) else values
     if not excess.any():
         return None
@@ -348,7 +371,7 @@ def _excess(values: Array) -> Array:
 
 
 class Span(NamedTuple):
-    """Consecutive minutes of a training."""
+    """Summary of consecutive minutes of a training; :func:`spans` makes it."""
 
     start_utc_s: float  # seconds since 1970-01-01 UTC
     end_utc_s: float
@@ -364,7 +387,7 @@ class Span(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """A long step, and the part of it that took most of the time beyond a mean step of its minute."""
+    """A long step, and the part that explains most of its length: the part furthest above its mean in that minute."""
 
     step: LongStep
     usual_ms: float  # median step of its minute
@@ -376,7 +399,7 @@ COLLECTING, WAITING, OTHER = "garbage collection", "waiting for a core", "other"
 
 
 def spans(minutes: Sequence[Minute]) -> list[Span]:
-    """Return the spans of ``minutes``, at most SPANS_MAX."""
+    """Return ``minutes`` summarized in consecutive groups of about equal size, at most SPANS_MAX groups."""
     count = min(len(minutes), SPANS_MAX)
     edges = [round(len(minutes) * number / count) for number in range(count + 1)] if count else [0]
     return [_span(minutes[begin:end]) for begin, end in pairwise(edges)]
@@ -404,7 +427,7 @@ def _span(minutes: Sequence[Minute]) -> Span:
 
 
 def longest_steps(minutes: Sequence[Minute], count: int) -> list[Excess]:
-    """Return the ``count`` steps that took longest beyond the median step of their minute."""
+    """Return the ``count`` recorded long steps furthest above the median step of their minute, the furthest first."""
     excesses = [_longer_part(minute, step) for minute in minutes for step in minute.long_steps]
     return sorted(excesses, key=lambda excess: excess.step.ms - excess.usual_ms, reverse=True)[:count]
 

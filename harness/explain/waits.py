@@ -67,7 +67,7 @@ class StageSpans(NamedTuple):
 
 
 def without_overlaps(spans: StageSpans) -> StageSpans:
-    """Return the spans sorted by batch and time, with at most one stage at each moment of a batch."""
+    """Return the spans sorted by batch and start, without overlaps: of two stages of a batch, the last begun counts."""
     kept = spans.ends > spans.starts
     if not kept.all():
         spans = StageSpans(*(column[kept] for column in spans))
@@ -94,7 +94,11 @@ def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
 
 
 class StageTimes(NamedTuple):
-    """Nanoseconds per step and stage by place (see the module), (rows, stages); several waits of a step add up."""
+    """Nanoseconds that stages of a step's batches took, by when they ran; each array is (steps, stages).
+
+    ``during``: while the main thread waited for that batch. ``parallel``: while it waited for another batch.
+    ``outside``: in steps, while it did not wait. ``between``: between steps.
+    """
 
     work: Int  # all time of the stages of the step's batches; transfer: only within the waits
     during: Int
@@ -106,10 +110,11 @@ class StageTimes(NamedTuple):
 def stage_times(
     waits: BatchWaits, spans: StageSpans, counted: Stretches, open_steps: Stretches, rows: int
 ) -> StageTimes:
-    """Return where the stages of each step's batches ran. Raises ValueError if a wait ends before it starts.
+    """Return the time of the stages of each step's batches, divided by when the stages ran; see :class:`StageTimes`.
 
-    ``counted``: the waits that count; beside an asynchronous device only while it is idle.
-    ``open_steps``: time in training. ``rows``: number of steps.
+    ``counted``: times at which a wait counts: all waits, but beside an asynchronous device only while it is idle.
+    ``open_steps``: times within training steps. ``rows``: number of steps. Raises ValueError if a wait ends before it
+    starts.
     """
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
@@ -169,10 +174,11 @@ class IdleTime(NamedTuple):
 
 
 def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
-    """Return the main thread's time by cause: that of the innermost span, or transfer in a fetch without a stage.
+    """Return what the main thread did at each time, as an index into CAUSES; of nested spans, the innermost counts.
 
-    ``stages``: without overlaps; only the time within the wait for the batch counts.
-    ``during``: limits the result to activities that overlap this time; None: all.
+    While it waits for a batch, the cause is the stage that this batch is in, or "transfer" between stages.
+    ``stages``: must not overlap within a batch. ``during``: only activities that overlap these times are returned;
+    None: all.
     """
     stages = of_known_batches(stages, waits)
     since = np.maximum(stages.starts, waits.starts[stages.batches])
@@ -229,7 +235,10 @@ def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: 
 def _batches_between(
     waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
 ) -> tuple[BatchWaits, StageSpans]:
-    """Return waits and stages of batches from the first to the last awaited in the time, numbered from 0."""
+    """Return waits and stages of the batches from the first to the last awaited between ``since_ns`` and ``until_ns``.
+
+    The returned batches have new numbers, which begin at 0.
+    """
     chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
     low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
     rows = slice(*np.searchsorted(stages.batches, [low, high]).tolist())

@@ -114,7 +114,10 @@ class ProgramPart:
 
 @dataclass(frozen=True)
 class Wall:
-    """Parts of the wall clock of an attached program, of its mean step and as a whole; :func:`wall` makes it."""
+    """Where the time of a program run by ``harness exec`` goes: parts of its mean step, and parts of the whole program.
+
+    :func:`wall` makes it.
+    """
 
     steps: int  # measured steps and steps with an evaluation
     step_ms: Estimate  # time per step by the clock; the parts sum to it
@@ -161,14 +164,20 @@ class _Block:
 
 
 class _Placed(NamedTuple):
-    """Milliseconds per step by phase without waits for a core, and the time in it for which each phase was blocked."""
+    """Milliseconds per step by phase, without waits for a core, which are a phase of their own.
+
+    ``blocked``: time within each phase, after these waits are taken out, in which the main thread used no core.
+    """
 
     phases: Mapping[str, float]
     blocked: Mapping[str, float]
 
 
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
-    """Return the parts of an attached arm's wall clock; None for others. ``typical_ms``: median step of all blocks."""
+    """Return the parts of the wall clock of an arm, if it is a program run by ``harness exec``; else None.
+
+    None, too, if no run has times of phases. ``ledgers``: by block. ``typical_ms``: median step time over all blocks.
+    """
     pairs = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
     pairs = [(run, ledger) for run, ledger in pairs if run.record.facts.attached is not None and ledger.phase_ms]
     if not pairs:
@@ -217,7 +226,10 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
-    """Return the lines that certainly spent half of their time in rare long steps, whose excess is ``long_ms``."""
+    """Return the places of lines of code that certainly spent at least half of their time in rare long steps.
+
+    ``long_ms``: time outside of all phases by which rare long steps exceed typical steps, summed over all steps.
+    """
     spent_ms: dict[str, float] = {}
     for cause in causes:
         if is_own_code(cause):
@@ -227,7 +239,10 @@ def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
 
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
-    """Return the place in the code with most of the time in evaluations; :data:`EVALUATION` if no place has enough."""
+    """Return the line of code with most of the evaluations' time.
+
+    :data:`EVALUATION` if no line has the share :data:`EVALUATED_SHARE_MIN` of this time.
+    """
     causes = [cause for cause in slow_causes(facts) if cause.kind == EVALUATION]
     most = max(causes, key=lambda cause: cause.spent_ms, default=None)
     least_ms = EVALUATED_SHARE_MIN * sum(cause.spent_ms for cause in causes)
@@ -282,7 +297,10 @@ def _summed(
 
 
 def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str, float]) -> tuple[SlowCause, ...]:
-    """Return ``causes`` with their times (``phase_ms``: by the clock) scaled to ``wall``: no waits for a core."""
+    """Return ``causes`` with shorter times, as in ``wall``: without the main thread's waits for a core.
+
+    ``phase_ms``: ms per step of each phase by the clock, which includes these waits.
+    """
     part_ms = {_Key(part.kind, part.name): part.ms.median for part in wall.parts}
     clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
     for cause in causes:
@@ -308,7 +326,7 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
 
 
 def _part_of(one: SlowCause) -> _Key | None:
-    """Return the part that has the time of a line of code; None for other causes."""
+    """Return the key of the step part with the time of ``one``, a line of code; None for another kind of cause."""
     if one.kind != CODE:
         return None
     return _Key("code", one.place) if is_own_code(one) else _Key("phase", one.phase)
@@ -331,9 +349,9 @@ def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
 def _belongs_to_line(
     key: _Key, means: Mapping[_Key, Estimate], places: Mapping[_Key, SlowCause], unnamed: set[_Key]
 ) -> bool:
-    """Return True if the collections ``key`` count for their line of own code, which takes longer than they do.
+    """Return True if garbage collections ``key`` count as time of the line that triggered them.
 
-    A line that calls the model is no own code.
+    True if this line is a part of its own, does not call the model, and takes at least as long as its collections.
     """
     line = _Key("code", key.name)
     if line not in means or line in unnamed:
@@ -344,9 +362,10 @@ def _belongs_to_line(
 
 
 def _merged(parts: _Parts, unnamed: set[_Key], collecting: set[_Key]) -> _Parts:
-    """Return ``parts`` with the parts ``unnamed`` in "other", and the collections ``collecting`` in their lines.
+    """Return ``parts`` (ms per step) with those in ``unnamed`` added to "other".
 
-    All other collections are one part.
+    Garbage collections in ``collecting`` are added to the line that triggered them. All other collections become one
+    part.
     """
     merged: _Parts = {_OTHER: 0.0}
     for key, ms in parts.items():
@@ -367,7 +386,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
 
 
 def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
-    """Return the mean ms over measured steps and steps with an evaluation, and the number of these steps."""
+    """Return (mean ms per step, number of steps) over all measured steps and all steps with an evaluation together."""
     measured = len(ledger.step_ms)
     share, evaluating = run.record.facts.evaluating_share or 0.0, run.record.facts.evaluating_steps or 0
     step_ms = sum(ledger.phase_ms.values())
@@ -379,7 +398,10 @@ def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
 def _named(
     placed: _Placed, run: RunData, ledger: RunLedger, causes: Sequence[SlowCause], excess: Mapping[str, float]
 ) -> _Parts:
-    """Return the parts of a step in ms, given phases without waits. ``excess``: ms of rare long steps by phase."""
+    """Return {part of a step: ms per step}. ``placed``: times of the phases without waits for a core.
+
+    ``excess``: ms per step, averaged over all steps, by which rare long steps exceed typical ones, by phase.
+    """
     facts = run.record.facts
     step_ms = sum(ledger.phase_ms.values())
     parts: _Parts = {_Key("core" if name == WAITING else "phase", name): ms for name, ms in placed.phases.items()}
@@ -420,7 +442,10 @@ def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> floa
 
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
-    """Move blocked time in ``parts`` to other ranks or lock-holding threads; not beside an asynchronous device."""
+    """Move time off a core in ``parts`` to waits for other ranks (if there are any), or for threads that hold a lock.
+
+    ``blocked``: this time in ms per step, by phase. Nothing moves if the program uses an asynchronous device.
+    """
     if facts.asynchronous:
         return
     if (facts.ranks or 1) > 1:
@@ -473,7 +498,10 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
 
 
 def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
-    """Return by how many ms per step rare long steps exceed typical ones, by phase (no "fetch"); empty without."""
+    """Return by how many ms per step rare long steps exceed typical ones, by phase except "fetch".
+
+    Averaged over all measured steps; empty if no step is long, or if long steps are not rare.
+    """
     names = [f"{phase}_ns" for phase in PHASES if phase != "fetch"]
     steps = run.step_columns(["wall_ns", "warmup", *names])
     if steps is None:
@@ -492,7 +520,11 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
 
 
 def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
-    """Return the phases with waits for a core as a separate part, by each of two rules; unchanged if unknown."""
+    """Return the phases' times with waits for a core as a phase of their own: one result for each of two rules.
+
+    The first rule divides waits by time on a core, the second by time off a core. One result, with unchanged phases, if
+    waits are unknown.
+    """
     block = _block(run, ledger)
     if block is None:
         return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]

@@ -42,10 +42,10 @@ Outcome = Literal["holds", "does not hold", "not measurable"]
 
 @dataclass(frozen=True)
 class RunUse:
-    """Shares of the step (0 to 1) and use of cores of one run, by :data:`PARTS`; :func:`use_of` makes it.
+    """Shares of the step (0 to 1) and cores in use, by part of :data:`PARTS`, of one run; :func:`use_of` makes it.
 
-    ``cores`` is empty without CPU times. ``all_cores`` (all its processes) is None if they were not sampled, run on
-    other machines, or live too short for the sampler (``data.tokenize: processes``).
+    ``cores`` is empty without CPU times. ``all_cores``: of all processes of the run; None if they were not sampled, are
+    on several machines, or live too short for the sampler (``data.tokenize: processes``).
     """
 
     shares: Mapping[str, float]
@@ -97,7 +97,7 @@ class JudgedClaim:
 
 
 def use_of(run: RunData, ledger: RunLedger) -> RunUse:
-    """Return the shares of the step (0 to 1), the cores, and the speeds of ``run``, whose ledger is ``ledger``."""
+    """Return shares of the step (0 to 1), cores in use and tokens per second of ``run``, whose ledger is ``ledger``."""
     step = ledger.mean_step_ms
     phase = ledger.phase_ms
     spent = {
@@ -139,7 +139,12 @@ def _stored_per_text(facts: RunFacts) -> float | None:
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Return rank 0's cores by part (empty without spans), and all ranks' sampled cores (None: unknown)."""
+    """Return ({part of :data:`PARTS`: cores of rank 0 in use}, cores in use by all processes of the run).
+
+    Both values are means over measured steps. The dict is empty without recorded spans. The second value is None if
+    processes were not sampled, are on several machines, or live too short for the sampler (``data.tokenize:
+    processes``).
+    """
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
     roles = {} if not loads else {role.role: role.cores for role in loads[0].roles if role.role != "sampler"}
@@ -182,7 +187,10 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
 
 
 def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
-    """Return the medians over ``uses`` (not empty); None or absent if not measured. ``ranks``: the largest number."""
+    """Return the use of an arm: medians over ``uses``, one per run (not empty); for ``ranks`` the maximum.
+
+    A figure that no run measured is None; a part that no run measured is absent from ``shares`` or ``cores``.
+    """
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
         return from_amounts([figure for use in uses if (figure := value(use)) is not None])
@@ -215,7 +223,10 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
-    """Return the kind of a claim with its own bounds; None for unknown figures and malformed bounds or arms."""
+    """Return the kind of a scenario's claim that gives a figure and its own bounds (keys ``figure``, ``from``, ``to``).
+
+    None if the figure is unknown, or if the bounds or the arms are malformed.
+    """
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
         return None
@@ -287,13 +298,16 @@ def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, Ru
 
 
 def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Return how far from 1 intervals of arm / A/A control reach, the widest of ``controls``; None without."""
+    """Return how far from 1 the intervals of arm / A/A control reach, the widest of ``controls``.
+
+    None if no control has an interval.
+    """
     ratios = [from_blocks([math.log(candidate / base) for base, candidate in pairs]) for pairs in controls]
     return max((reach for ratio in ratios if ratio is not None and (reach := ratio.distance) is not None), default=None)
 
 
 def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
-    """Return ``data.tokenize`` of both arms if it is equal, so that the claim was not tested; None if it differs."""
+    """Return ``data.tokenize`` if it is set and equal in both arms, so that no claim about it was tested; else None."""
     strategy, base_strategy = (lookup(side, STRATEGY) for side in (config, baseline))
     return str(strategy) if strategy is not None and strategy == base_strategy else None
 

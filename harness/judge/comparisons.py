@@ -111,12 +111,18 @@ class Measured:
 
     @property
     def measured_per_step(self) -> float | None:
-        """Candidate / baseline of the tokens per step that ``measure`` counts; None if it counts steps."""
+        """Candidate / baseline of tokens per step, in the tokens (trained, or all) that :attr:`measure` counts.
+
+        None if ``measure`` is steps per second.
+        """
         ratios = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
         return ratios.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
-        """True if intervals of two speed ratios, widened by noise floor or :data:`WITNESSES_WITHIN`, overlap."""
+        """True if the intervals of two speed ratios overlap, once widened by a fraction.
+
+        The fraction is the noise floor, or :data:`WITNESSES_WITHIN` if that is larger.
+        """
         floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
             (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (one, other)
@@ -125,10 +131,12 @@ class Measured:
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
-        """Both estimates of the speed-up without data work, smaller first; None unless :data:`CEILINGS_WITHIN` apart.
+        """Both estimates of the speed-up without data work, smaller first, if they clearly disagree; else None.
 
-        An ideal-data control repeats few batches, and a replay does not model cores and caches. Medians are compared,
-        because on a busy machine both intervals may be wide enough to overlap.
+        The estimates disagree if the larger exceeds the smaller by over the fraction :data:`CEILINGS_WITHIN`, or if
+        :attr:`ceilings_apart`. Medians are compared, because on a busy machine both intervals may be wide enough to
+        overlap.
+        Causes: an ideal-data control repeats few batches, and a replay does not model cores and caches.
         """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
@@ -329,7 +337,10 @@ def run_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
-    """Return (cores of other processes: median over blocks of the busier arm; all cores); None if not recorded."""
+    """Return (cores used by other processes, all cores of the machine); None if either was not recorded.
+
+    ``sides``: runs of each arm. The first value is a median over an arm's blocks, for the arm with the larger one.
+    """
     runs = [[*blocks.values()] for blocks in sides]
     others_by_side = [[run.other_cpu_cores for run in side if run.other_cpu_cores is not None] for side in runs]
     totals = [cores for side in runs for run in side if (cores := _cores_of(run.record))]
@@ -350,13 +361,19 @@ def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind
 
 
 def used_share(blocks: Blocks) -> float:
-    """Return the share by which used-up batches may have sped up an arm: the interval's upper end; 0 if uncertain."""
+    """Return by which share of a step an arm may have been faster than it can sustain, as it used up ready batches.
+
+    Upper end of the 95 % interval; 0 if it is not certain that ready batches were used up, or if the share is small.
+    """
     use = arm_lead(blocks)
     return use.ci_high if use is not None and use.is_worth_saying else 0.0
 
 
 def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
-    """Return the similarity of neighbouring blocks of all arms and controls; None without baseline runs."""
+    """Return how similar neighbouring blocks are (their correlation), estimated from log speed ratios by block.
+
+    Ratios: each arm / ``baseline``, and each A/A control / its arm. None if ``baseline`` has no runs.
+    """
     if not arms.get(baseline):
         return None
     plain = [blocks for blocks in arms.values() if blocks and next(iter(blocks.values())).record.control is None]
@@ -369,7 +386,8 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
     """Return how many times as fast the steps of ``arm`` (``blocks``) are with ideal data, from its ideal-data control.
 
-    Absent without a control, or if its steps have other numbers of positions. ``alike``: from :func:`alike_blocks`.
+    Absent without a control, or if its steps have more or fewer token positions (padding included) than those of
+    ``arm``. ``alike``: from :func:`alike_blocks`.
     """
     control = controls.get("ideal-data", arm)
     ratio = speed(blocks, control, steps_per_s, alike=alike)
@@ -384,9 +402,11 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | 
 def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
     """Return how many times as fast steps would be without any data work: an estimate, not a bound; None if unknown.
 
-    ``ideal``: by the ideal-data control. ``from_waits``: by replay of the run alone, which does not model that a wait
-    cools caches and clocks. The result is the control's median with an interval that covers both; but the replay's
-    estimate if the control only measured noise, so that its interval includes 1 and the replay's interval.
+    ``ideal``: measured with the ideal-data control. ``from_waits``: by replay of the run alone, which ignores that
+    caches and clocks cool during waits. If only one is known, it is returned.
+    The result is the median of ``ideal``, with an interval that covers both intervals. Exception: if the interval of
+    ``ideal`` is very wide and includes 1 and all of the other, that control measured only noise, and ``from_waits`` is
+    returned.
     """
     estimates = [ratio for ratio in (ideal, from_waits) if ratio is not None]
     if len(estimates) < 2:
@@ -401,7 +421,10 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
-    """Return the data paths' speed ratio from both data-only controls (positions, else steps, per second)."""
+    """Return the speed ratio candidate / baseline of both data-only controls; Absent if it is unknown.
+
+    In token positions per second, padding included, or in steps per second if tokens were not counted.
+    """
     base_runs, candidate_runs = controls.get("data-only", baseline), controls.get("data-only", candidate)
     ratio = speed(base_runs, candidate_runs, tokens_per_s) or speed(base_runs, candidate_runs, steps_per_s)
     if ratio is not None:
@@ -413,7 +436,11 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 def _same_again(
     baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
 ) -> tuple[Estimate | Absent, str | None]:
-    """Return (speed ratio A/A control / arm, arm's name): of the baseline, else the candidate, else another arm."""
+    """Return (speed ratio A/A control / its arm, that arm's name), or (Absent with the reason, None).
+
+    Arms on the baseline's device are tried in this order: baseline, candidate, others. The first one with an interval
+    counts.
+    """
     reason = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
@@ -427,7 +454,10 @@ def _same_again(
 
 
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
-    """Return the noise floor of an arm that is in no comparison: by a control, else ``allowance``; None without."""
+    """Return the noise floor of an arm that is in no comparison: by its A/A control, else ``allowance``.
+
+    ``allowance``: noise floor that the scenario declares, a fraction, or None.
+    """
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:
             ratio, _ = _same_again(arm, arm, arms, controls, rate)

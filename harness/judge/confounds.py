@@ -118,12 +118,15 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 
 @dataclass(frozen=True)
 class Confound:
-    """One undeclared difference between two arms. ``values`` (baseline, candidate) depend on ``kind``:
+    """One difference between two arms that they did not declare. ``values`` (baseline, candidate) depend on ``kind``:
 
-    - "useful tokens", "throttled": shares. "lead": shares of a step. "repeated data": shares of rows.
+    - "useful tokens": trained share of all token positions. "repeated data": share of rows trained again.
+    - "throttled": share of samples in which the GPU was slowed for the reason ``key``.
+    - "lead": share of a step by which steps were faster, as batches were ready ahead of time.
     - "host load": cores. "SM clock": MHz. "losses": losses.
     - "block counts": finished blocks. "other steps": measured steps of a block.
-    - "other batches": tokens per step (``key``: which ones). "compared blocks": (compared, planned) blocks.
+    - "other batches": tokens per step (``key``: "tokens" or "trained_tokens"). "compared blocks": (compared, planned)
+    blocks.
     """
 
     kind: ConfoundKind
@@ -145,10 +148,11 @@ def confounds(
     losses: Losses | None = None,
     repeated: tuple[float, float] | None = None,
 ) -> tuple[Confound, ...]:
-    """Return each undeclared difference between two arms once. ``records``: all runs of each arm, even failed ones.
+    """Return each difference between two arms that the arms did not declare, once.
 
-    First, declared or not, come losses that diverged or differ, then rows that only one arm trains repeatedly
-    (``repeated``: shares of (baseline, candidate)). ``blocks``: number of planned blocks.
+    First come two kinds that count even if declared: losses that diverged or differ, and rows that only one arm trains
+    repeatedly. ``repeated``: (baseline, candidate) shares of such rows; None: no difference.
+    ``records``: all runs of each arm, even failed ones. ``blocks``: number of planned blocks.
     """
     differences = [
         *_losses(losses, names),
@@ -169,7 +173,11 @@ def confounds(
 
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
-    """Return a confound if lead that the arms used up (``shares`` of a step) may explain their difference."""
+    """Return a confound if an arm's use of batches that were ready ahead of time may explain the arms' difference.
+
+    ``shares``: by which share of a step this made (baseline, candidate) faster. ``effect``: the difference, a fraction,
+    with any sign.
+    """
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
 
@@ -204,7 +212,7 @@ def _declared(*records: RunRecord) -> set[str]:
 
 
 def _covered(key: str, declared: Iterable[str]) -> bool:
-    """True if a declared key equals the dotted ``key``, lies around it, or inside it (a section that was None)."""
+    """True if ``declared`` has the dotted ``key``, a section around it, or a key inside it (a section)."""
     return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in declared)
 
 
@@ -213,7 +221,10 @@ def _decides_batches(key: str) -> bool:
 
 
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
-    """Return the section around ``key`` that is None on one side; declaring one of its keys adds the others."""
+    """Return the section around ``key`` that is None in one configuration; None if there is no such section.
+
+    An arm that declares one key of this section thereby also gets the section's other keys.
+    """
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next(
         (parent for parent in parents if any(parent in side and side[parent] is None for side in (first, second))), None
@@ -290,7 +301,10 @@ def useful_fraction(blocks: Blocks) -> float | None:
 
 
 def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Return a confound if tokens per step differ without a setting: more workers measure later batches."""
+    """Return a confound if tokens per step differ although no setting that decides the batches does.
+
+    Tokens per step may differ, for example, if an arm with more workers begins to measure at a later batch.
+    """
     for base, compared in _pairs(baseline, candidate):
         first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
         differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}

@@ -70,7 +70,10 @@ Compare = Callable[[str, str], Measured | Missing]
 def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
-    """Return an entry per arm; empty without ``isolated_baseline``. ``compared``: compares by the study's rules."""
+    """Return each arm's data path, compared with the scenario's ``isolated_baseline`` arm; empty without this key.
+
+    ``compared``: function that compares (baseline, arm) as the study compares its arms.
+    """
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
         return ()
@@ -78,7 +81,10 @@ def data_paths(
 
 
 def _baseline_of(arm: str, named: str, arms: Sequence[str]) -> str:
-    """Return the arm ``named`` at the matrix point of ``arm``, or ``named`` itself if that arm does not exist."""
+    """Return the arm ``named`` with the matrix values of ``arm``: for ``x@point`` it is ``named@point``.
+
+    Returns ``named`` itself if there is no such arm.
+    """
     _, at, point = arm.partition("@")
     with_point = f"{named}{at}{point}"
     return with_point if with_point in arms else named
@@ -112,7 +118,11 @@ def _per_block(blocks: Blocks, rate: Rate | None) -> Estimate | None:
 
 
 def _sample_ms(alone: Blocks) -> Rate | None:
-    """Return a :data:`Rate` of (ms, rows); None if rows have no fixed length: own source, no ``sequence_length``."""
+    """Return a function from repetition to (ms, rows), for ms per row; None if rows have no fixed length.
+
+    Rows of no fixed length: with a user's own ``data.source``, or without ``data.sequence_length``. ``alone``: runs of
+    the data-only control.
+    """
     config = next((run.record.config for run in alone.values()), {})
     length = lookup_number(config, "data.sequence_length", 0)
     if not length or lookup(config, "data.source") is not None:
@@ -134,7 +144,7 @@ SAMPLED = ("host", "nvml")  # probes that run in the sampling process
 
 @dataclass(frozen=True)
 class ProbeCost:
-    """Step time added by probes, from the study's controls."""
+    """Cost of probes, from the study's controls: by which share of a step they make steps longer."""
 
     probes: tuple[str, ...]  # "ledger", "host", ...; several: all probes of a measured run together
     against: Literal["nothing", "ledger"]  # configuration that the probes were added to
@@ -307,7 +317,10 @@ def _is_weak(batch: float, ranks: float) -> bool | None:
 
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
-    """Return (tokens, seconds, loss) of every step, warm-up too; None if unfinished or any value is unknown."""
+    """Return (tokens, seconds, loss), each an array with one value per step, warm-up steps included.
+
+    None if the run did not finish, or if any value is unknown or any loss is not finite.
+    """
     if run.record.status != "done":
         return None
     table = run.step_columns(["tokens", "wall_ns", "loss"])

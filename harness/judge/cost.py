@@ -93,13 +93,19 @@ class ArmMeasurement:
 
     @property
     def plain_s(self) -> tuple[float, ...]:
-        """Seconds of the steps before :attr:`checkpoint`, in order, without step 0 and the ``unsettled`` ones."""
+        """Seconds of each step after start-up and before step :attr:`checkpoint`, in order.
+
+        Without step 0, and without the first ``unsettled`` steps, whose batches were built during start-up.
+        """
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
 
     @property
     def drift(self) -> float | None:
-        """Median of the last third of :attr:`plain_s` / of those before; None unless Kendall's test finds a trend."""
+        """Ratio (median of the last third of :attr:`plain_s`) / (median of all seconds before it).
+
+        None unless Kendall's test finds a trend, and the ratio is further from 1 than :data:`DRIFT_MIN`.
+        """
         steps_s = without_long(np.array(self.plain_s))
         count = len(steps_s)
         if count < WORST_OF_STEPS:
@@ -112,9 +118,9 @@ class ArmMeasurement:
 
     @property
     def _settled_s(self) -> tuple[float, ...]:
-        """Steps of :attr:`plain_s` that later steps resemble: the last third if they drift, else all.
+        """Seconds of those :attr:`plain_s` that predict later steps: the last third if step times drift, else all.
 
-        With long steps, all: the last third may have too many of them, or none.
+        All, too, if some steps are long: the last third may have too many long steps, or none.
         """
         has_long = len(without_long(np.array(self.plain_s))) < len(self.plain_s)
         return self.plain_s if has_long or self.drift is None else self.plain_s[-(len(self.plain_s) // 3) :]
@@ -137,7 +143,10 @@ class ArmMeasurement:
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
-        """Steps from the first usual one on: start-up causes long ones before it."""
+        """Seconds of each settled step from the first one that is not long: start-up causes long steps before it.
+
+        Long: above :data:`COSTED_LONG_RATIO` x the median step.
+        """
         usual_s = COSTED_LONG_RATIO * self.step.likely
         settled_s = self._settled_s
         first = next(position for position, seconds in enumerate(settled_s) if seconds <= usual_s)
@@ -152,8 +161,8 @@ class ArmMeasurement:
     def each_of_many(self) -> Spread:
         """Seconds of one step of a long training: based on the mean if some steps are long, else :attr:`step`.
 
-        The mean's interval is from the median's lower bound (fewer steps may be long) to its own upper bound (Student's
-        t). The worst case is then the slowest recurring step, and never below the interval's upper end.
+        The lower bound of the mean is that of the median, because later steps may be long less often. The upper bound
+        of the mean is by Student's t. Worst case: the slowest of :attr:`recurring_s`, and at least the upper bound.
         """
         step, mean, recurring_s = self.step, self.mean_step_s, self.recurring_s
         if mean <= step.high:
@@ -175,20 +184,27 @@ class ArmMeasurement:
 
     @property
     def evaluation_pass(self) -> Spread:
-        """Seconds of a pass over held-out data: the last one (the first builds data), at worst the slowest, or 0."""
+        """Seconds of one pass over held-out data; all zero if no pass was measured.
+
+        Expected: the last pass, because the first one also builds data. Worst case: the slowest pass.
+        """
         return _last_and_slowest(self.passes_s)
 
     @property
     def answering_pass(self) -> Spread:
-        """Seconds of a pass over multiple-choice questions: the last one, at worst the slowest; 0: not measured."""
+        """Seconds of one pass over multiple-choice questions; all zero if no pass was measured.
+
+        Expected: the last pass. Worst case: the slowest pass.
+        """
         return _last_and_slowest(self.answers_s)
 
     def one_checkpoint(self, every_s: float | None) -> Spread:
-        """Return the seconds that a checkpoint within the training adds to the steps; all zero if none was measured.
+        """Return the seconds that one checkpoint within the training adds to its steps; all zero if none was measured.
 
-        ``every_s``: seconds between two; None if not due regularly. The step that saves waits for the copy
-        (asynchronous) or the whole write. The extra time of later steps is the concurrent write, and counts up to its
-        full length. If checkpoints are due faster than they are written, each one waits for the one before.
+        ``every_s``: seconds between two checkpoints; None if not due at fixed times. The step that saves waits for a
+        copy (if ``asynchronous``) or for the whole write. While an asynchronous checkpoint is written, later steps are
+        slower; this counts up to the duration of the write. If checkpoints are due faster than they are written, each
+        one waits for the one before.
         """
         if self.checkpoint is None:
             return NO_TIME
@@ -275,7 +291,7 @@ class ArmCost:
 
     @property
     def total(self) -> Spread:
-        """Sum of all parts and of the work's other time, in seconds."""
+        """Seconds of all parts, and of ``work.other_s``, which belongs to no part."""
         spread = self.startup + self.steps + self.evaluation + self.answering + self.saving + self.ending
         return spread + exactly(self.work.other_s)
 
@@ -322,7 +338,7 @@ def cost_of_trials(measured: ArmMeasurement, trials: int, work: ArmWork) -> Spre
 
 
 def sum_of(spreads: Iterable[Spread]) -> Spread:
-    """Return the sum of ``spreads``."""
+    """Return the sum of ``spreads``: expected values, both bounds and worst cases are each added."""
     total = NO_TIME
     for spread in spreads:
         total += spread
@@ -454,7 +470,10 @@ class PredictedCost:
         return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
 
     def left_s(self, done: float) -> float:
-        """Return the expected seconds left at the share ``done``; a resumed training starts and ends again."""
+        """Return the expected seconds left when the share ``done`` (0 to 1) is done; 0 if all is.
+
+        Of a training, start-up and end count in full, because a resumed training has both again.
+        """
         total = self.total.likely
         fixed_s = sum_of(arm.startup + arm.ending for arm in self.arms).likely if self.of == "training" else 0.0
         return fixed_s + (total - fixed_s) * (1 - done) if done < 1 else 0.0
@@ -465,6 +484,9 @@ class PredictedCost:
 
     @property
     def error(self) -> float | None:
-        """Time without ``measuring_s`` / predicted time - 1. None unless it ran to its end."""
+        """Error of the prediction, a fraction: (``spent_s`` - ``measuring_s``) / predicted seconds - 1.
+
+        None unless the training or study ran to its end.
+        """
         likely = self.total.likely
         return (self.spent_s - self.measuring_s) / likely - 1 if self.standing == "done" and likely else None

@@ -60,7 +60,10 @@ Remedy = Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
 
 
 class Rule(NamedTuple):
-    """Rule for one kind of cause: which parts of a step it includes, and what remedies them. ``remedy``: function."""
+    """Rule for one kind of cause: which parts of a step it includes, and how to remedy them.
+
+    ``remedy``: function that takes the largest part, the arm and its advice, and returns the remedy.
+    """
 
     kind: DiagnosisKind
     includes: Callable[[StepPart], bool]
@@ -75,7 +78,10 @@ def saves(part: StepPart) -> bool:
 
 
 def evaluates(part: StepPart) -> bool:
-    """True for an evaluation, or a line in few long steps that calls modules outside of a forward pass."""
+    """True for an evaluation. True, too, for a line of code that calls torch modules, with most time in few long steps.
+
+    Calls that belong to the training's forward pass are no such parts.
+    """
     return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
 
 
@@ -89,7 +95,10 @@ def computes(part: StepPart) -> bool:
 
 
 def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
-    """Return the remedy for the largest ``part`` of the wait for data. ``advice``: settings' predicted effects."""
+    """Return the remedy for waits for data. ``part``: the part of these waits that takes longest.
+
+    ``advice``: predicted effects of settings; None if unknown.
+    """
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
         return "fewer restarts" if persistent else "persistent workers"
@@ -143,7 +152,11 @@ def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> Diagno
 
 
 def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) -> Remedy:
-    """Return a function: ``remedy`` if :data:`SETTING` ``name`` is a cause of the arm, else ``otherwise``."""
+    """Return a function that chooses a remedy for an arm.
+
+    The function returns ``remedy`` if the program's setting ``name`` is among the arm's causes of slow steps, else
+    ``otherwise``.
+    """
 
     def chosen(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
         return remedy if any(cause.kind == SETTING and cause.place == name for cause in arm.causes) else otherwise
@@ -236,10 +249,11 @@ class _KindCost:
 def diagnose(
     arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain | None = None, exchange_ms: float = 0.0
 ) -> tuple[Diagnosis, ...]:
-    """Return the diagnosis of ``arm``, then findings, the most expensive first; empty unless attached and measured.
+    """Return the diagnoses of ``arm``: first the one that describes it best, then all others by falling cost.
 
-    ``advice``: predicted effects of settings. ``group``: what all ranks of the program would gain without data work,
-    if known. ``exchange_ms``: time per step for which all ranks are blocked outside of their fetches.
+    Empty unless the arm is a program run by ``harness exec``, with measured steps. ``advice``: predicted effects of
+    settings. ``group``: what all ranks of the program would gain without data work, if known. ``exchange_ms``: ms per
+    step for which all ranks are blocked outside of their fetches.
     """
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
@@ -272,7 +286,7 @@ def _model(wall: Wall) -> list[StepPart]:
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
-    """Return the diagnoses of causes that make phases longer but are no part of a step: growth and padding."""
+    """Return the diagnoses of growing steps and of padding: costs spread over phases, without a part of their own."""
     findings = []
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
@@ -305,9 +319,10 @@ def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
 
 
 def _above_noise(one: Diagnosis, arm: ArmReport) -> bool:
-    """True if the interval is above 0 or unknown, or the share is large: costs in few blocks have wide intervals.
+    """True if the cost counts as more than noise: its interval is above 0 or unknown, or its share is large.
 
-    Also True for a line that the samples of all blocks together show: a single block has few.
+    Large: :data:`NOISY_SHARE_MIN` or more, because costs in few blocks have wide intervals. Also True for a line that
+    the samples of all blocks together show: a single block has few samples.
     """
     lines = (cause for cause in arm.causes if cause.place == one.part.name and is_own_code(cause))
     is_sampled = any(line.looks and line.least_share >= FINDING_SHARE_MIN for line in lines)
@@ -315,7 +330,10 @@ def _above_noise(one: Diagnosis, arm: ArmReport) -> bool:
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
-    """Return the parts in ``rule``, with cost per step; None without. ``but``: lines that another diagnosis covers."""
+    """Return the parts of a step that belong to ``rule``, and their sum in ms per step; None if no part does.
+
+    ``but``: places of lines of code to leave out, because another diagnosis covers them.
+    """
     parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
         return None
@@ -328,7 +346,10 @@ def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> 
 
 
 def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> list[_KindCost]:
-    """Return ``costs`` with the waits for other ranks that data work causes as a cost of the data."""
+    """Return ``costs`` with the waits for other ranks that any rank's data work causes moved to the cost of data.
+
+    ``group``: estimated gain of the program if no rank had data work.
+    """
     by_kind = {cost.rule.kind: cost for cost in costs}
     data, waits = by_kind.get("input-bound"), by_kind.get("synchronization-bound")
     if data is None:
@@ -345,13 +366,19 @@ def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> l
 
 
 def _with_exchange(finding: Diagnosis, exchange_ms: float) -> Diagnosis:
-    """Return ``finding``; for waits for ranks without a late rank, with the remedy for the exchange."""
+    """Return ``finding``; if it is a wait for other ranks, and mostly their exchange, with remedy "less exchange".
+
+    ``exchange_ms``: ms per step for which all ranks are blocked outside of their fetches.
+    """
     is_exchange = 0 < exchange_ms >= EXCHANGE_SHARE_MIN * finding.ms.median
     return replace(finding, remedy="less exchange") if finding.remedy == "other ranks" and is_exchange else finding
 
 
 def _least_share(one: Diagnosis) -> float:
-    """Return the smallest reported share of a step: less time of unknown cause changes no plan."""
+    """Return the smallest share of a step (0 to 1) from which on ``one`` is reported.
+
+    This share is larger for time of unknown cause, and for waits that are mostly the hand-over of batches.
+    """
     if one.kind == "unknown":
         return DIAGNOSED_SHARE_MIN
     is_handover = one.part.kind == "data" and one.part.name == HANDOVER
@@ -427,7 +454,10 @@ def _holder(arm: ArmReport) -> SlowCause | None:
 
 
 def _phase_of(part: StepPart) -> str:
-    """Return the phase whose times show in which steps ``part`` occurs; "" if no phase does."""
+    """Return the phase that takes longer in the steps in which ``part`` occurs; "" if there is no such phase.
+
+    :data:`WHOLE_STEP` for parts that may occur in any phase.
+    """
     match part.kind:
         case "data":
             return "other" if part.name == IN_LOOP else "fetch"

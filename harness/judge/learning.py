@@ -25,7 +25,11 @@ Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 @dataclass(frozen=True)
 class ChoicePass:
-    """One pass over multiple-choice questions after ``step``: shares answered correctly by four scores."""
+    """One pass over multiple-choice questions after ``step``: share of right answers (0 to 1) by four rules.
+
+    The answer is the likeliest ending: by its log-likelihood in all (``acc``), or per character, byte or token (the
+    others).
+    """
 
     step: int
     questions: int | None
@@ -65,7 +69,7 @@ def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
 
 @dataclass(frozen=True)
 class RunCurves:
-    """Loss curves of one run, and its evaluation."""
+    """Losses of one run by step, and its evaluations on held-out documents and multiple-choice questions."""
 
     block: int
     training: Curve  # thinned to :data:`CURVE_POINTS_MAX` points
@@ -117,7 +121,7 @@ class ArmCurves:
 
     @property
     def passes(self) -> int:
-        """Number of passes over held-out documents."""
+        """Number of passes over held-out documents, all runs together."""
         return sum(len(run.validation) for run in self.runs)
 
     @property
@@ -136,7 +140,7 @@ class ArmCurves:
 
 @dataclass(frozen=True)
 class LossDifference:
-    """First loss at which baseline and candidate differ (same block and step)."""
+    """Earliest step, and of equals the lowest block, at which the losses of baseline and candidate differ."""
 
     of: Literal["training", "validation"]
     block: int
@@ -148,7 +152,7 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class CurvesCompared:
-    """Agreement of two arms' losses at their common steps."""
+    """Comparison of two arms' losses at their common steps: how many there are, and where they first differ."""
 
     baseline: str
     candidate: str
@@ -189,7 +193,10 @@ class Learning:
 def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
-    """Return the curves of the evaluated arms, or None. ``one_training``: True if an arm's blocks form one curve."""
+    """Return the curves of the evaluated arms, and their comparisons; None if no arm was evaluated.
+
+    ``one_training``: True if the blocks of an arm are parts of one training, which then has one curve.
+    """
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
         ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))

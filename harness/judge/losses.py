@@ -44,9 +44,10 @@ class Losses:
 
     @property
     def _explained(self) -> bool:
-        """True without losses, or if the difference is explained: more tokens per step lower the loss at one step.
+        """True if unequal numbers of tokens per step explain the difference of the losses, or if a loss is unknown.
 
-        If the arm with more tokens has the higher loss, the limit is :data:`OTHER_DOCUMENTS_WITHIN`.
+        The arm with more tokens per step should have the lower loss: see :func:`explained_by`. If its loss is higher,
+        the relative difference must be within :data:`OTHER_DOCUMENTS_WITHIN`.
         """
         if self.baseline is None or self.candidate is None:
             return True
@@ -57,10 +58,11 @@ class Losses:
 
 
 def explained_by(tokens_ratio: float) -> float:
-    """Return the largest relative loss difference at the same step that different tokens per step explain.
+    """Return the largest relative difference of losses at one step that unequal numbers of tokens per step explain.
 
     Losses fall as a power of the tokens, with an exponent below :data:`LOSS_EXPONENT_MAX` (Kaplan et al. 2020; Hoffmann
-    et al. 2022): the limit is this exponent x the logarithm of ``tokens_ratio`` (candidate / baseline).
+    et al. 2022): the limit grows with this exponent x the absolute logarithm of ``tokens_ratio`` (candidate /
+    baseline).
     """
     if tokens_ratio <= 0:
         return policy.LOSSES_EXPLAINED_MAX
@@ -96,7 +98,10 @@ def compare_losses(
 
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
-    """Return both arms' shares of repeated rows among equally many; None if they agree or are not recorded."""
+    """Return (baseline, candidate): share of rows that were trained before, among the first rows of each run.
+
+    The number of rows is the same for all runs. None if the shares agree or were not recorded.
+    """
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
     if last < 0 or (rows := 2**last) < policy.ROWS_COMPARED_MIN:
@@ -114,7 +119,10 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
 
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
-    """Return (baseline, other) losses by block over steps that both trained, as numbers of warm-up steps differ."""
+    """Return (baseline, other) for each common block: mean losses over the last steps that both runs trained.
+
+    Only common steps count, because arms may have different numbers of warm-up steps.
+    """
     pairs = (
         at_common_steps(baseline[block].losses, other[block].losses)
         for block in sorted(set(baseline) & set(other))
@@ -126,7 +134,8 @@ def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
 def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> bool:
     """Return True if the losses in ``pairs`` differ by more than those of the baseline and its A/A ``control``.
 
-    Either their median certainly does, or every pair does by more than any block of the control, in one direction.
+    Either the median difference exceeds that of the control, and its interval excludes 0 or it is large. Or each pair
+    differs by more than any block of the control, all in one direction.
     Chance of the latter with three blocks, the minimum: 1 of 80 (one of C(6, 3) = 20 orders, with equal signs in 1 of
     4).
     """
@@ -154,7 +163,11 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
-    """Return the ``pairs`` that differ clearly, each alone, and far beyond the A/A ``control``; none without it."""
+    """Return the ``pairs`` (baseline, candidate), one per block, whose losses clearly differ; each is judged by itself.
+
+    The difference must exceed the share :data:`LOSSES_CLEARLY_APART`, and :data:`LOSSES_BEYOND_CONTROL` x the largest
+    one between baseline and A/A ``control``. Empty without a control.
+    """
     far = [
         (base, candidate)
         for base, candidate in pairs
@@ -233,7 +246,10 @@ def learned(
 
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
-    """Return the median of steps to the target; None if half never reached it; an interval only if all did."""
+    """Return the median number of steps that runs took to the target loss. ``first``: of each run; None: not reached.
+
+    None if half of the runs or more never reached it. The interval is given only if all runs did.
+    """
     if all(count is not None for count in first):
         return from_amounts([float(count) for count in first if count is not None])
     middle = median(math.inf if count is None else count for count in first)
@@ -241,7 +257,7 @@ def _steps(first: Sequence[int | None]) -> Estimate | None:
 
 
 def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """Return the steps until a mean of :data:`LOSS_STEPS` losses (none NaN) reaches ``target``, or None."""
+    """Return the steps until a mean of :data:`LOSS_STEPS` losses (none NaN) reaches ``target``; None: never."""
     if len(losses) < LOSS_STEPS:
         return None
     means = np.lib.stride_tricks.sliding_window_view(losses, LOSS_STEPS).mean(axis=1)

@@ -92,10 +92,11 @@ def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "
 
 
 def serial_speedup(replays: Replays, found: Prediction) -> float | None:
-    """Return the speed-up by edits if only one worker at a time gets the resource that its stages wait for.
+    """Return the speed-up by the edits in ``found`` if workers' waits off a core (disk, network, lock) cannot overlap.
 
-    A step then lasts as long as all stages of its batch wait, at most as measured. None if no worker is added and no
-    stage removed, or if it is equally fast: replay lets workers wait side by side.
+    A step then lasts at least as long as all stages of its batch wait off a core, but no longer than the measured step.
+    None if the edits neither add a worker nor remove tokenizing from several workers. None, too, if the step is hardly
+    longer than in the usual replay, which lets workers wait at the same time.
     """
     removed = [name for name, edit in found.edits.stages.items() if edit.removes]
     more_workers = found.edits.workers is not None and found.edits.workers > replays.workers
@@ -107,7 +108,11 @@ def serial_speedup(replays: Replays, found: Prediction) -> float | None:
 
 
 def with_any_handover(replays: Replays, found: Prediction) -> Prediction:
-    """Return ``found`` with a wider interval if it predicts workers but recorded none: hand-over is uncertain."""
+    """Return ``found``; if it predicts loader workers for runs that had none, with wider intervals.
+
+    The cost of handing over a worker's batch is then unknown. The intervals cover 0 to :data:`HANDOVER_TIMES_MAX` x the
+    usual cost.
+    """
     if replays.workers or not found.edits.workers or "transfer" in found.edits.stages:
         return found
     costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
@@ -132,7 +137,10 @@ def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def is_serial(serial: float | None, least: float) -> bool:
-    """True if no speed-up above ``least`` (a fraction) remains in ``serial``, from :func:`serial_speedup`."""
+    """True if the speed-up ``serial`` (from :func:`serial_speedup`) hardly gains anything; False if it is None.
+
+    Hardly: at most the fraction ``least``, or :data:`REPLAY_ERROR_MAX` if that is larger.
+    """
     return serial is not None and serial - 1 <= max(least, REPLAY_ERROR_MAX)
 
 
@@ -207,7 +215,11 @@ def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate 
 
 
 def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
-    """Return all doubts about the prediction ``found``, most important first, for every report and command."""
+    """Return all doubts about the prediction ``found`` for ``arm``, most important first.
+
+    ``among``: all runs of the study, for noise floors and for arms that already have the change. ``replays``: of
+    ``arm``.
+    """
     doubts = [*prediction_doubts(found, arm, few_blocks_remedy(among.study)), *loader_doubts(among.runs[arm], replays)]
     gain_min = max(among.floor(arm) or 0.0, found.validation.typical, ADVISED_GAIN_MIN)
     edit_names, serial = ", ".join(found.edits.texts), serial_speedup(replays, found)
@@ -266,7 +278,7 @@ def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | N
 
 
 def step_ms_of(runs: Sequence[RunData]) -> Estimate | None:
-    """Return the mean step time in milliseconds over the blocks of one arm; None without a measurement."""
+    """Return an arm's step time in ms: median over blocks of each run's mean, with interval; None if unmeasured."""
     ledgers = [ledger for run in runs if (ledger := measure(run)) is not None]
     return estimate({block_ledger.record.block: {0: (block_ledger.mean_step_ms, 1.0)} for block_ledger in ledgers})
 
@@ -288,10 +300,11 @@ REPLAYABLE = (
 def explain_arm(
     arm: str, runs: Runs, ledgers: Blocks, controls: Controls, alike: Likeness | None = None
 ) -> ArmExplained:
-    """Return the blocking calls of an arm, its slowdown injections, and its replays: unedited, and without data work.
+    """Return what explains an arm's step time: calls that block, slowdown injections, and replays.
 
-    ``alike``: similarity of neighbouring blocks, which widens the interval of its ideal-data control.
-    The replays are missing if too much time is unseen or the run lacks spans.
+    Slowdown injection: the same work done several times. The replays are unedited and without data work. Replays are
+    missing if time that no timer explains is too long, or if the runs lack spans. ``ledgers``: by block. ``alike``:
+    similarity of neighbouring blocks, which widens the interval of the ideal-data control.
     """
     arm_runs = runs.get(arm, ())
     if not arm_runs:
@@ -349,7 +362,11 @@ def explain(
     arms: Mapping[str, Blocks],
     controls: Controls,
 ) -> Explained:
-    """Return the explanation of the comparison ``names``: hidden data work, slowdown injections, and replays."""
+    """Return what explains the comparison ``names`` (baseline, candidate), see :class:`Explained`.
+
+    The explanation has hidden data work, slowdown injections, and a replay of the baseline with the candidate's loader.
+    Hidden: no step waited for this work. Slowdown injection: the same work done several times.
+    """
     baseline, candidate = names
     ledgers = [*arms[baseline].values(), *arms[candidate].values()]
     devices = [str(run.record.facts.device) for run in ledgers if run.record.facts.emulated]
@@ -375,7 +392,10 @@ def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...
 def _data_replaced(
     names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
 ) -> PredictedRatio | Absent:
-    """Return the ratio by replay of the baseline with the loader of the candidate's data-only control, or Absent."""
+    """Return the speed ratio candidate / baseline that a replay predicts, in the unit of ``measured``, or Absent.
+
+    The replay takes the baseline's steps, and the loader's times from the candidate's data-only control.
+    """
     baseline, candidate = names
     if (reason := _not_replayable(names, runs)) is not None:
         return reason
@@ -411,7 +431,11 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
 def _in_measure(
     names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
 ) -> Estimate | None:
-    """Return the predicted speed-up x the ratio of tokens per step, by block; None without a common block."""
+    """Return the predicted speed ratio in the unit of ``measured``, such as tokens per second.
+
+    Median over blocks of the speed-up of steps x the ratio of tokens per step (candidate / baseline). None without a
+    common block.
+    """
     name: Literal["trained_tokens", "tokens"] | None = None
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"

@@ -84,7 +84,7 @@ class ArmTotals:
 
     @property
     def bound(self) -> Bound | None:
-        """Limit of the steps (such as "data" or "device") in all blocks; None if blocks differ or it is unknown."""
+        """What limits the steps (such as "data" or "device") in all blocks; None if blocks differ or it is unknown."""
         return agreed(self.bounds)
 
 
@@ -112,7 +112,10 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ArmExplained:
-    """Blocking calls, slowdown injections and replays of an arm. None: no replay is possible, or no such control."""
+    """Calls that block, slowdown injections and replays of an arm.
+
+    Fields by replay are None if no replay is possible, fields by a control if the arm has no such control.
+    """
 
     syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: step time of the unedited replay / measured - 1
@@ -146,7 +149,7 @@ DiagnosisRemedy = Literal[
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One finding about the wall clock of an attached program: its cost and remedy."""
+    """One cost in the time of a program run by ``harness exec``, with its cause and remedy."""
 
     kind: DiagnosisKind
     name: str  # stage, phase or place of its largest part
@@ -211,7 +214,10 @@ class ArmReport:
 
     @property
     def waiting(self) -> float:
-        """Share (0 to 1) of the main thread's wait for a core: in ``parts``, or mean over runs if larger."""
+        """Share of the step (0 to 1) that the main thread waited for a core.
+
+        The larger of two values: the sum of such :attr:`parts`, and the recorded mean over runs.
+        """
         waits = sum(part.share for part in self.parts if part.kind == "core")
         return waits if self.unseen is None else max(waits, self.unseen.waiting)
 

@@ -80,7 +80,7 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class _Arms:
-    """Runs of the study by arm, with their ledgers and what judges them."""
+    """All runs of the study by arm, with their ledgers, their controls and what else a comparison of arms needs."""
 
     records: Mapping[str, Sequence[RunRecord]]  # records of all runs
     ledgers: Mapping[str, Blocks]  # ledgers of the runs with measured steps, by block
@@ -106,7 +106,10 @@ def _nothing(_run: RunData) -> None:
 def analyse(
     study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = _nothing
 ) -> StudyReport:
-    """Return the report on ``runs``, complete or not. ``while_whole``: called with each run while it is in memory."""
+    """Return the report on ``runs``, which may be only a part of the study's runs.
+
+    ``while_whole``: function that is called with each run before its tables are dropped from memory.
+    """
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
     uses = _uses(study, arms)  # also of A/A controls, because they limit the certainty of a claim
@@ -181,7 +184,10 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
 
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
-    """Return a claim's common name, or its kind with own bounds; None if only a later version knows it."""
+    """Return which claim an entry of the scenario makes: the name of a predefined one, or the kind by its own bounds.
+
+    None if its bounds are malformed, or if only a later version knows it.
+    """
     if "figure" in one:
         return own_kind(one)
     name = one.get("claim")
@@ -231,7 +237,10 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
 
 
 def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
-    """Return True if the split of an arm's waits by stage is valid: it needs no replay, or replay matches the run."""
+    """Return True if the division of an arm's waits among stages is valid.
+
+    The division is valid if no block was divided by replay, or if the unedited replay matches the runs.
+    """
     if not any(ledger.split_by_replay for ledger in blocks.values()):
         return True
     try:
@@ -256,7 +265,10 @@ def _advice(
 
 
 def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
-    """Return the smallest detectable change (a fraction) if all comparisons with ``baseline`` found none, else None."""
+    """Return the smallest change (a fraction) that any comparison with ``baseline`` could have detected.
+
+    None unless every comparison with it found no difference.
+    """
     ratios = [comparison.measured for comparison in compared if comparison.baseline == baseline]
     if not ratios or any(measured.verdict != "none" for measured in ratios):
         return None
@@ -264,7 +276,10 @@ def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
-    """Return the comparison of two arms, by the rules for every part of the report; Missing if they have no figures."""
+    """Return the comparison of the arms ``names`` (baseline, candidate); Missing, with the reason, if there is none.
+
+    All parts of the report use it, so that their verdicts follow the same rules.
+    """
     return compare(
         *names,
         {arm.name: arms.of(arm.name) for arm in arms.declared},
@@ -395,7 +410,7 @@ def known_gain(group: GroupGain, arms: Iterable[ArmReport]) -> GroupGain | None:
 
 
 def _copies(blocks: Blocks) -> int:
-    """Return how many workers built the same batches; 0 if all built different ones (recorded as 1)."""
+    """Return how many workers built the same batches, the maximum over runs; 0 if all workers built different ones."""
     copies = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
     return copies if copies > 1 else 0
 
@@ -454,7 +469,10 @@ def _totals(blocks: Blocks) -> ArmTotals:
 
 
 def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
-    """Return the share of all measured steps in which a piece of device work was launch-bound, by the piece's name."""
+    """Return {kind of device work: share of all measured steps in which it was launch-bound}.
+
+    Launch-bound: the device ends when the host ends launching, so the device may have waited for launches.
+    """
     names = dict.fromkeys(name for run in runs for name in run.launch_bound)
     steps = sum(len(run.step_ms) for run in runs)
     return {name: sum(run.launch_bound.get(name, 0.0) * len(run.step_ms) for run in runs) / steps for name in names}
@@ -522,14 +540,20 @@ def arm_doubts(
 
 
 def _enough_steps(base: Blocks, other: Blocks) -> int:
-    """Return the steps per block that show where costs settle: two epochs, else :data:`HORIZON_TIMES` the measured."""
+    """Return how many steps per block would show the lasting cost if costs change: :data:`HORIZON_EPOCHS` epochs.
+
+    At least :data:`HORIZON_TIMES` x the measured steps, also if the length of an epoch is unknown.
+    """
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
     epochs = [epoch for blocks in (base, other) if (epoch := epoch_steps(blocks)) is not None]
     return math.ceil(max(HORIZON_EPOCHS * max(epochs, default=0.0), HORIZON_TIMES * measured))
 
 
 def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
-    """Return the doubts about a comparison's verdict, and its undeclared differences; most important first."""
+    """Return all doubts about a comparison, most important first: those of its verdict, and others.
+
+    The others: one for each undeclared difference of the arms, ceilings that disagree, and drift.
+    """
     m = c.measured
     entries = [*m.doubts]
     for confound in c.confounds:

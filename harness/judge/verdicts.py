@@ -72,17 +72,19 @@ def judge(
     """Return the verdict on the speed ``ratio``, whose interval holds for all comparisons of the study together.
 
     Gain or loss if the interval excludes 1 and the median exceeds ``noise_floor`` (a fraction; None: undecided), else
-    no difference. The most important doubt that bars this direction makes the verdict undecided.
+    no difference. The most important doubt that bars this verdict makes it undecided.
 
     - ``losses``: of both arms; None to judge only speed. ``doubts``: found elsewhere, such as busy cores.
     - ``repeated``: shares of rows that the arms train again, if they differ (:func:`repeated_data`).
-    - ``used_lead``: shares of a step by which (baseline, candidate) may have been faster than they can sustain. It
-    explains a difference up to its size, and may hide one: "none" requires that the sustained difference was
-    detectable. - ``same_again``: ratio of the A/A control to its arm. If its interval excludes 1, a difference, which
-    may have the same cause, needs an interval entirely beyond it.
-    - ``in_total``: ratio of total times, without the most extreme block, if it differs; bars a verdict that it
-    contradicts. - ``shown``: the ratio with the interval that a reader sees, if different.
-    - ``step_time``: ratio of step times, same blocks; separates scatter of times from that of the work per step.
+    - ``used_lead``: by which share of a step (baseline, candidate) may have been faster than it can sustain. Such speed
+    may explain a difference up to this size, or hide one: "none" requires that this share is smaller than the smallest
+    detectable difference.
+    - ``same_again``: ratio of an A/A control to its arm. If it clearly differs from 1, gain or loss requires that the
+    interval of ``ratio`` is entirely further from 1.
+    - ``in_total``: ratio of total times without the block that moves it most; None if it is close to ``ratio``. A ratio
+    of total times bars a verdict that it contradicts.
+    - ``shown``: the ratio with the displayed interval; None: that of ``ratio``.
+    - ``step_time``: speed ratio in steps per second, which shows if only the work per step varies.
     - ``cores``: (used by other processes, all cores).
     - ``no_floor``, ``few_blocks``: remedies for a missing noise floor and for too few blocks.
     """
@@ -165,7 +167,11 @@ def _of_noise(
     step_time: Estimate | None,
     cores: tuple[float, float] | None,
 ) -> Iterator[Doubt]:
-    """Yield a doubt if noise makes the ratio useless, unless different work per step is the reason."""
+    """Yield a doubt if no difference was found, and noise could hide a very large one.
+
+    Very large: the noise floor exceeds :data:`USELESS_FLOOR`, or ``shown`` (the ratio with the displayed interval) is
+    useless for another reason than varying work per step. ``cores``: (used by other processes, all).
+    """
     noisy = is_useless(shown) and not holds_other_work(step_time, shown)
     if direction == "none" and (noisy or noise_floor > policy.USELESS_FLOOR):
         yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)
@@ -223,7 +229,11 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 
 
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
-    """True if step times (``step_time``) are steady and only the work per step (``ratio``) varies."""
+    """True if the interval of ``ratio`` is wide, but that of ``step_time`` narrow: only the work per step varies.
+
+    Both estimates are speed ratios: ``step_time`` in steps per second, ``ratio`` in the comparison's unit, such as
+    tokens per second.
+    """
     steps, ratio_spread = (_spread(estimate) for estimate in (step_time, ratio))
     return (
         steps is not None
@@ -234,7 +244,7 @@ def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
 
 
 def _spread(one: Estimate | None) -> float | None:
-    """Return half the width of the interval, as a fraction; None without an interval."""
+    """Return half the interval's width, relative to the median (0.1: 10 %); None without an interval."""
     if one is None or not one.ci_low or not one.ci_high:
         return None
     return math.sqrt(one.ci_high / one.ci_low) - 1
@@ -273,7 +283,11 @@ class InTotal:
 
 
 def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float) -> InTotal | None:
-    """Return the comparison by total time of common blocks; None if close to the medians ``steps``, ``measured``."""
+    """Return the comparison by total time over all common blocks; None if it is close to that by medians.
+
+    ``steps``, ``measured``: median speed ratios over blocks, in steps per second and in the comparison's unit. Close:
+    within the fraction :data:`TOTAL_APART_MIN`.
+    """
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # Use one bound for both, so that equal steps are not long in one arm and typical in the other.
@@ -320,7 +334,11 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
-    """Return the number of blocks whose ratio is further from ``steps`` than half of ``apart``, in its direction."""
+    """Return the number of blocks whose ratio is beyond ``steps`` by more than half of ``apart``, in log ratios.
+
+    ``steps``: median speed ratio over blocks. ``apart``: log (ratio by total time / ``steps``), whose sign is the
+    direction that counts.
+    """
     logs = [
         math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)
         for base_run, other_run in zip(base, other, strict=True)
@@ -330,7 +348,10 @@ def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float,
 
 @dataclass(frozen=True)
 class _Times:
-    """Numbers and times of one arm's steps, (runs,); a step that begins a turn is typical unless above a bound."""
+    """Number of steps and their times for each run of one arm.
+
+    Warm-up steps between measured ones are included, with the run's median time unless they are longer than a bound.
+    """
 
     steps: NDArray[np.float64]
     total_ms: NDArray[np.float64]
@@ -372,7 +393,11 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Return the log change of step time from the first to the last common repetition (of one: by halves), or None."""
+    """Return log(last / first) of the step time of ``run``, over repetitions that both runs have; positive: slower.
+
+    With one common repetition, the log of the second half / first half of the steps of ``run``. None without a common
+    repetition, or if both halves are too short.
+    """
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

@@ -34,7 +34,7 @@ class UnevenWaits:
 
     @property
     def half(self) -> bool:
-        """True if half of the blocks wait longer, so that a median over blocks lies between both kinds."""
+        """True if exactly half of the blocks wait longer: a median over blocks then lies between both kinds."""
         return 2 * len(self.blocks) == self.of
 
 
@@ -84,7 +84,10 @@ def _two_kinds(shares: Sequence[float], middle: float) -> bool:
 
 
 def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
-    """Return the median speed of blocks that wait longer and of others; None if alike or one kind has none."""
+    """Return the median of ``speeds`` (speed ratios by block) over blocks that wait longer, and over the others.
+
+    None if ``uneven`` is None (all blocks wait alike), or if ``speeds`` has only one of both kinds.
+    """
     if uneven is None:
         return None
     longer = [value for block, value in speeds.items() if block in uneven.blocks]
@@ -122,7 +125,7 @@ class Waits:
 
     @property
     def bound(self) -> Bound | None:
-        """Limit of the steps (such as "data" or "device") in all blocks; None if blocks differ or it is unknown."""
+        """What limits the steps (such as "data" or "device") in all blocks; None if blocks differ or it is unknown."""
         return agreed(self.bounds)
 
 
@@ -169,7 +172,7 @@ def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
 
 
 def waited_over(runs: Sequence[RunLedger]) -> float | None:
-    """Return the mean milliseconds per step that data work costs; None if unknown. No single stage costs more."""
+    """Return the mean ms per step that all data work together costs; None if unknown. Each stage costs at most this."""
     return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
 
 
@@ -209,7 +212,10 @@ def waits_of(blocks: Blocks) -> Waits:
 
 
 def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
-    """Return the number of ``runs`` by their steps' limit ("data"), most common first; none on synchronous devices."""
+    """Return the number of ``runs`` by what limits their steps (such as "data"), most common first.
+
+    Runs whose limit is unknown do not count, such as those on a synchronous device.
+    """
     return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
 
 
@@ -220,7 +226,10 @@ StageFigure = Literal[
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
-    """Return mean ms per step of ``name`` by measured stage or phase, over the same runs, so that parts add up."""
+    """Return {stage or phase: mean ms per step} of the ledger's figure ``name``, such as "hidden_ms".
+
+    All means are over the same runs, so that they add up.
+    """
     measured = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
     means = {}
     for key in dict.fromkeys(key for run in measured for key in getattr(run, name)):

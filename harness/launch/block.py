@@ -35,7 +35,7 @@ class Repetitions:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps of all repetitions, without extra warm-up steps, which most runs do not need."""
+        """Number of steps of all repetitions, with fixed warm-up steps but without extra ones (``most_extra``)."""
         return self.count * (self.warmup + self.steps)
 
 
@@ -67,9 +67,11 @@ def run_block(
     progress: Progress,
     most_starting: int,
 ) -> None:
-    """Run all ``processes``, started in this order. Report a failed run and continue with the other runs.
+    """Run all ``processes`` of a block, started in their order. Report a failed run and continue with the other runs.
 
-    ``planned``: repetitions by arm. Profiled runs come last, one by one. Every process ends in any case.
+    ``planned``: repetitions by arm. ``interleave``: "slices": runs alternate by repetition; else one run after the
+    other. ``most_starting``: maximum number of processes that start at a time. Profiled runs come last, one by one. All
+    processes end, even after an error.
     """
     measured = [process for process in processes if not process.profiled]
     groups = [measured] if interleave == "slices" and measured else [[process] for process in measured]
@@ -87,7 +89,11 @@ def run_block(
 
 
 class _ForkServers:
-    """Fork servers of one block, started with their first run: one per state of the code and for its A/A control."""
+    """Fork servers of one block, each started when its first run needs it.
+
+    The runs of each state of the code have one server, and its A/A controls have another one. Runs without a ``code``
+    share one.
+    """
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
@@ -112,7 +118,7 @@ class _ForkServers:
 
 
 def modules_of(configs: Iterable[JsonObject]) -> list[str]:
-    """Return the modules to import before runs of ``configs`` are forked, besides those of every run."""
+    """Return the modules to import before runs of ``configs`` are forked, except those that every run imports."""
     modules = ["pyarrow.parquet"]
     computing = [config for config in configs if _computes(config)]
     if computing:

@@ -41,7 +41,7 @@ NOTE_INTERVAL_S = 10.0
 
 
 class Deadline:
-    """Time limit of a study, ``end_ns`` (CLOCK_MONOTONIC; None: no limit). ``stopped``: it ended the study."""
+    """Time limit of a study, ``end_ns`` (CLOCK_MONOTONIC; None: no limit). ``stopped``: True if it ended a study."""
 
     def __init__(self, end_ns: int | None) -> None:
         self._end_ns = end_ns
@@ -52,13 +52,13 @@ class Deadline:
         return self._end_ns
 
     def begin(self, folder: Path, *, anew: bool = False) -> None:
-        """Do nothing. Called when the study or training in ``folder`` begins."""
+        """Do nothing here; a subclass may. Called when the study or training in ``folder`` begins."""
 
     def note(self) -> None:
-        """Do nothing. Called regularly while the study or training runs."""
+        """Do nothing here; a subclass may. Called regularly while the study or training runs."""
 
     def end(self, *, done: bool = False) -> None:
-        """Do nothing. Called at the end of the study or training. ``done``: True if all of it is done."""
+        """Do nothing here; a subclass may. Called when the study or training ends. ``done``: True if it is complete."""
 
 
 class Allowance(Deadline):
@@ -103,7 +103,7 @@ class Allowance(Deadline):
 
     @property
     def ending_s(self) -> float:
-        """Expected seconds of a training's end: a last checkpoint, its tables, and the end of its process."""
+        """Expected seconds of a training's end: saving a last checkpoint, writing result tables, ending the process."""
         return max(
             (measurement.last_checkpoint.worst + measurement.ending_s for measurement in self._predicted.measured),
             default=0.0,
@@ -189,7 +189,7 @@ SWEEP, TRIALS, PILOT, TRIAL_SPENT = ("sweep.json", "trials", "pilot", "spent.jso
 
 @dataclass(frozen=True)
 class Expense:
-    """Time and cost of one study, training, cost probe or sweep."""
+    """Time, and cost in US dollars, of one study, training, sweep or cost probe (a run of ``harness cost``)."""
 
     kind: Kind
     folder: Path
@@ -221,7 +221,11 @@ def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[E
 
 
 def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense:
-    """Return time and cost of ``folder``. Raises InputError if its record is damaged; damaged parts are faults."""
+    """Return time and cost of the study, training, cost probe or sweep in ``folder``.
+
+    ``price_usd_per_hour``: None: the recorded price. Raises InputError if the folder's own record is damaged. For a
+    damaged record of a part, the result has an error in ``faults``.
+    """
     if (folder / SWEEP).is_file():
         return _of_sweep(folder, price_usd_per_hour)
     store = StudyFolder(folder)
@@ -259,7 +263,7 @@ def _parted(parts: Iterator[Part | InputError]) -> tuple[list[Part], tuple[Input
 
 
 def _in_total(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds in which a run was running. ``spans``: (begin, end) of each in seconds."""
+    """Return the seconds in which any run was running; overlaps count once. ``spans``: (begin, end) in seconds."""
     total_s, reached_s = 0.0, 0.0
     for begin_s, end_s in sorted(spans):
         total_s += max(0.0, end_s - max(begin_s, reached_s))
@@ -299,7 +303,11 @@ def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
 
 
 def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | InputError]:
-    """Yield the record of every run that began (with a folder, or a training's part), or an error for it."""
+    """Yield the record of every run that began, or an InputError if its record is missing or damaged.
+
+    A run began if its folder exists. All planned runs of a training began: each is a part of it, from one resume to the
+    next.
+    """
     for block, names in enumerate(study.order):
         for name in names:
             path = store.run_json(name, block)
@@ -313,7 +321,7 @@ def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | Inp
 
 
 def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
-    """Return US dollars per hour, from the scenario or the devices' profile; None without (emulated devices)."""
+    """Return US dollars per hour, from the scenario or the devices' profile; None if neither has a price."""
     price = study.scenario_text.get("price_usd_per_hour")
     if isinstance(price, int | float) and not isinstance(price, bool):
         return float(price)
@@ -333,7 +341,10 @@ def _of_sweep(folder: Path, price_usd_per_hour: float | None) -> Expense:
 
 
 def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float | InputError]:
-    """Yield the seconds spent in the pilots, then those of each trial; an error for a damaged record."""
+    """Yield the seconds spent in a sweep's pilots (short runs that measure a trial's time), then those of each trial.
+
+    For a damaged record, yield an InputError.
+    """
     parts = [
         (folder / SWEEP, "lost_s"),
         *((trial / TRIAL_SPENT, "seconds") for trial in sorted(folder.glob(f"{TRIALS}/*/"))),
@@ -347,7 +358,7 @@ def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float
 
 
 def _amount(path: Path, key: str, value: object) -> float:
-    """Return ``value`` as a number from 0. Raises InputError, with the file and the key, for another value."""
+    """Return ``value`` as a finite number, 0 or more. Raises InputError, with file and key, for another value."""
     parsed = _number(value)
     if parsed is None or not 0 <= parsed < math.inf:
         raise InputError(f"{path}: {key}: {value!r:.40} is not a duration; allowed: a number from 0")

@@ -32,7 +32,7 @@ class BudgetSpent(Exception):  # noqa: N818 - an outcome, reported and survived
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """Limits of the launcher's waits. ``start_s``: for a run's start. ``silence_s``: for its next sign of life."""
+    """Seconds that the launcher waits: ``start_s`` for a run's start, ``silence_s`` for a run's next sign of life."""
 
     start_s: float
     silence_s: float
@@ -69,27 +69,30 @@ class Channel:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive_start(self) -> StartMessage:
-        """Receive the run's first message. Raises EOFError if the launcher is gone."""
+        """Wait, in a run's process, for the launcher's first message. Raises EOFError if the launcher is gone."""
         return cast("StartMessage", self._receive(None))
 
     def receive_order(self) -> RunOrder:
-        """Receive a later message of the run. Raises EOFError if the launcher is gone."""
+        """Wait, in a run's process, for the launcher's next order. Raises EOFError if the launcher is gone."""
         return cast("RunOrder", self._receive(None))
 
     def receive_event(self, timeout_s: float | None = None) -> RunEvent:
-        """Receive the run's next message. Raises EOFError if it is gone, TimeoutError after ``timeout_s``."""
+        """Wait, in the launcher, for the next message from a run; ``timeout_s`` None: without limit.
+
+        Raises EOFError if the run is gone, TimeoutError after ``timeout_s`` seconds.
+        """
         return cast("RunEvent", self._receive(timeout_s))
 
     def receive_trial_start(self) -> TrialStart:
-        """Receive the first message of a sweep's trial. Raises EOFError if the sweep is gone."""
+        """Wait, in a trial's process, for the sweep's first message. Raises EOFError if the sweep is gone."""
         return cast("TrialStart", self._receive(None))
 
     def receive_trial_event(self, timeout_s: float) -> TrialEvent:
-        """Receive the trial's next message, in the sweep. Raises like :meth:`receive_event`."""
+        """Wait, in a sweep's process, for the trial's next message. Raises like :meth:`receive_event`."""
         return cast("TrialEvent", self._receive(timeout_s))
 
     def receive_node_order(self) -> NodeOrder:
-        """Receive the next message of a node agent. Raises EOFError if the launcher is gone."""
+        """Wait, in a node agent, for the next message from the launcher. Raises EOFError if the launcher is gone."""
         return cast("NodeOrder", self._receive(None))
 
     def receive_node_event(self, timeout_s: float) -> NodeEvent:
@@ -117,7 +120,10 @@ def readable(connection: socket.socket, timeout_s: float | None) -> bool:
 
 
 class Heartbeat:
-    """Sender of a run's heartbeats: one at its start, then after steps, at most every ``every_s`` (None: none)."""
+    """Sender of a run's heartbeats: one at its start, then after steps, at most one in ``every_s`` seconds.
+
+    ``every_s`` None: it never sends any.
+    """
 
     def __init__(self, channel: Channel, every_s: float | None) -> None:
         self._channel = channel

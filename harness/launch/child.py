@@ -95,7 +95,10 @@ def main(descriptor: int, parent: int) -> int:
 
 
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
-    """Serve as another rank than 0 until its order to end. Return the exit status, 0: done."""
+    """Run a rank other than rank 0 until it is ordered to finish. Return the exit status, 0: done.
+
+    ``other_machine``: True if rank 0 is on another machine, with whose clock this rank compares its own.
+    """
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
@@ -269,7 +272,10 @@ class Run:
             self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
-        """Measure the offset to rank 0's clock from another machine, between steps, when it answers at once."""
+        """Measure the offset of this clock to rank 0's. Does nothing if rank 0 is on this machine.
+
+        Called between steps, when rank 0 answers at once.
+        """
         if self.clock is not None:
             self.offsets.append(compare_clocks(self.clock))
 
@@ -384,7 +390,11 @@ class Run:
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take up to ``most`` warm-up steps while the loop or its host still gets ahead. Return their number."""
+        """Take extra warm-up steps, at most ``most``, while steps are not yet steady. Return the number taken.
+
+        Steps are not steady while they use up batches made ahead of time, or while the host still gets further ahead of
+        the device.
+        """
         take = partial(self._take, steps, warmup=True)
         return more_warmup.take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
 
@@ -401,12 +411,19 @@ class Run:
 
     @property
     def _may_close(self) -> bool:
-        """True if a closing window makes sense: a real device, which the host runs ahead of, without evaluations."""
+        """True if this run may take profiled steps after the measured ones (closing window) to explain device time.
+
+        A closing window must be configured, with a real asynchronous device and without evaluations.
+        """
         real = self.training.compute.asynchronous and not self.training.compute.emulated
         return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """Take the unmeasured steps of disturbing probes' windows, or of a closing window if much is unexplained."""
+        """Take unmeasured steps for profilers, which disturb steps.
+
+        In a study's profiled run, each profiler takes its own. In other runs, a few profiled steps follow the measured
+        ones (closing window), but only if CUDA events leave much of the device's time unknown.
+        """
         if self.probes.closing is not None and not (self._may_close and self._open_time.noticeable):
             return
         self.training.recorder.warmup = True
@@ -452,7 +469,10 @@ class Run:
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """Return the steps that loss scaling skipped; None without it, and after a failure: it may hang."""
+        """Return the number of steps that loss scaling skipped; None without loss scaling.
+
+        None, too, if the run failed, because the device might never answer.
+        """
         return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:

@@ -42,7 +42,10 @@ class WorkerChoice:
 
 
 def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
-    """Return ``plan`` with numbers for ``data.workers: auto`` (controls as their arms), and a note for each."""
+    """Return ``plan`` with a number in place of each ``data.workers: auto``, and a note on each arm's number.
+
+    A control gets the number of its arm. ``start_s``: time limit of each arm's trial, in seconds.
+    """
     chosen: dict[str, WorkerChoice] = {}
     notes: list[str] = []
     for arm in sorted(plan.arms, key=lambda candidate: candidate.control is not None):

@@ -61,7 +61,7 @@ class Code(CodeRecord):
 
     @property
     def paths(self) -> Paths:
-        """Module paths that the launcher uses with this state's protocol version."""
+        """Names of the modules by which the launcher starts and asks this state, by its protocol version."""
         return PATHS[self.protocol]
 
     @property
@@ -87,8 +87,8 @@ class Code(CodeRecord):
 def environment_for(folder: Path) -> dict[str, str]:
     """Return the environment variables for a process that runs the code in ``folder``, and for its children.
 
-    Its code precedes an installed one and the current directory, from which ``python -m`` could import another state's
-    probe.
+    Python then imports this project from ``folder`` before any installed copy. Python does not search the current
+    directory, which may have another state of the code.
     """
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     # An installed package is found anyway. On PYTHONPATH, every package beside it would precede Python's own.
@@ -115,7 +115,8 @@ def holds_code(where: str, repository: Path) -> bool | None:
 def find_code(where: str, repository: Path) -> Code:
     """Return the state of the code at ``where``: a folder, or a revision of ``repository``, checked out.
 
-    Creates an environment for other packages. Raises InputError if ``where`` is neither or lacks the harness.
+    If this state requires other packages than this process has, an environment with them is created. Raises InputError
+    if ``where`` is neither, or lacks the harness.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -150,7 +151,8 @@ class Examined:
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
     """Ask a state of the code for its environment, default configuration and errors for ``configs``.
 
-    Its own Python answers. Raises InputError if it cannot be imported within ``timeout_s``, or another is imported.
+    A process with the Python of this state answers. Raises InputError if the code cannot be imported within
+    ``timeout_s`` seconds, or if that process imports it from another folder than the state's.
     """
     try:
         done = subprocess.run(
@@ -174,10 +176,12 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
 
 
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
-    """Return ``config`` without the keys that ``code`` does not know. ``defaults``, ``errors``: of :func:`examine`.
+    """Return ``config`` without the keys that the state ``code`` does not know.
 
-    A removed key must have its default, or the value of all runs before it existed. Raises InputError otherwise, and if
-    ``code`` refuses a value: the two states cannot run the same configuration.
+    ``defaults``: the default configuration of this process. ``errors``: what :func:`examine` returned for ``config``.
+    A removed key must be null, have its default, or have its value in :data:`BEFORE` (the behaviour before the key
+    existed). Raises InputError otherwise, and if ``code`` refuses a value: the two states cannot run the same
+    configuration.
     """
     fitted: dict[str, Json] = json.loads(json.dumps(config))
     for path, kind, message in errors:
@@ -313,9 +317,10 @@ def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
-    """Return the names of all packages that ``asked`` requires, transitively; None if one is not installed.
+    """Return the names of all packages that the requirements ``asked`` lead to, also indirectly.
 
-    This also holds for another state with equal pins.
+    None if one is malformed, or not installed here and without a condition. Dependencies are those of the versions
+    installed here; a state of the code with equal pins has the same.
     """
     names: set[str] = set()
     visited: set[tuple[str, frozenset[str]]] = set()

@@ -64,7 +64,7 @@ class ShortStudy:
     arms: tuple[ArmMeasurement, ...]
 
     def after(self, launcher_s: float) -> tuple[ArmMeasurement, ...]:
-        """Return the measurements with ``launcher_s`` added: seconds that the command took before the small study."""
+        """Return the measurements, each with ``launcher_s``: seconds that the command took before the small study."""
         return tuple(replace(arm, launcher_s=launcher_s) for arm in self.arms)
 
 
@@ -80,8 +80,10 @@ def measure(
 ) -> ShortStudy:
     """Run a few steps of every arm as a small study under ``out``. Return the measurements.
 
-    ``of``: "training" or "study", which is to be predicted. ``limit_s``: time limit in seconds or None. Raises
-    InputError like a study does, and MeasurementFailed.
+    ``of``: "training" or "study", whose cost is to be predicted. ``command``, ``source``: command line and path of the
+    scenario file, for the study's record. ``force``: True to start even runs that cannot fit into memory. ``limit_s``:
+    time limit in seconds or None.
+    Raises InputError if the study cannot begin, MeasurementFailed if an arm was not measured.
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -137,7 +139,11 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
-    """Return ``config`` with only the steps to measure, evaluations and checkpoints within them."""
+    """Return ``config`` with only the few steps that a prediction measures.
+
+    An evaluation and a checkpoint, if there are any, are moved into these steps. ``trains``: True to predict a training
+    (it also saves checkpoints), False for a study.
+    """
     plain = max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
     saves = saves_checkpoints(config, trains)
     checkpoint = config.checkpoint or CheckpointConfig()
@@ -252,7 +258,10 @@ def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
 
 
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
-    """Return the work of each arm and control in all blocks, profiled runs included. Raises InputError for epochs."""
+    """Return the work of each arm and control in all blocks, profiled runs included.
+
+    Raises InputError for evaluations or checkpoints at intervals in epochs.
+    """
     asked = plan.scenario.interleave
     interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
     works: list[ArmWork] = []
@@ -307,7 +316,8 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
     """Return the work of each arm. ``steps``: length of trainings; None: the scenario's.
 
-    Raises InputError for a training whose first step is its end, and for intervals in epochs.
+    Raises InputError if a training would resume at its last step or later, and for evaluations or checkpoints at
+    intervals in epochs.
     """
     if of == "study":
         return work_of_study(plan)

@@ -129,7 +129,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _outputs() -> list[TextIO]:
-    """Return standard output and error if they are files of this process (in a test they may not be)."""
+    """Return standard output and error. Without a stream that was closed, or replaced by an object that is no file."""
     streams = []
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # The stream was replaced or closed.

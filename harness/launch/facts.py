@@ -137,7 +137,10 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
 
 
 def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
-    """Return the fingerprint of the model's files and ``others`` that it imports; None for a preset."""
+    """Return a digest of the files that define the model; None for a model that is only named (``model.preset``).
+
+    ``others``: further files that the module of ``model.factory`` imports, which count too.
+    """
     if (factory := config.model.factory) is not None:
         return fingerprint("model.factory", factory, others=others)
     files = model_files(config.model)

@@ -146,7 +146,10 @@ def check_memory_need(
 
 
 def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Yield the check that each worker of each rank gets one of ``data.corpus.documents``."""
+    """Yield the check (passed or failed) that ``data.corpus.documents`` has a document for each worker of each rank.
+
+    Yields nothing if no arm limits the documents, or if one process reads all of them.
+    """
     limited = {
         name: (shards, config.data.corpus.documents)
         for name, config in configs.items()

@@ -46,7 +46,8 @@ class ForkServerSilent(ForkServerGone):
 class ForkServer:
     """Client of one fork server. Its methods raise ForkServerGone if the server has ended.
 
-    A server that does not answer within ``timeout_s`` is killed, together with its runs.
+    If the server does not answer a method within that method's ``timeout_s``, the server and its runs are killed
+    (ForkServerSilent).
     """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
@@ -194,7 +195,10 @@ def main() -> int:
 
 
 def _run(server: int, entry: str, channel: int, log: int) -> int:
-    """Run ``main`` of module ``entry`` in a new session, output to the descriptor ``log``."""
+    """Call ``main(channel, server)`` of module ``entry`` in a new session, and return its exit status.
+
+    ``server``: process id of the fork server. ``channel``, ``log``: descriptors of the run's socket and of its output.
+    """
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -31,38 +31,42 @@ MAX_ADDED_STEPS = 60  # If the lead lasts longer, it is measured, and the report
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps of a repetition.
+    """Return the maximum number of warm-up steps that a repetition may add to its fixed number: MAX_ADDED_STEPS or 0.
 
-    0 on a CPU without prefetched batches, and for several ranks: each observes only its own batches and device.
+    0 on a CPU without prefetched batches. 0 with several ranks, because a rank observes only its own batches and device
+    and cannot decide for all.
     """
     return MAX_ADDED_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps; 0 without prefetched batches, and for several ranks."""
+    """Return the maximum number of warm-up steps that a repetition may add to use up prefetched batches.
+
+    0 without prefetched batches, and with several ranks. Unlike :func:`most_extra_steps`, it ignores the device.
+    """
     return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:
-    """True if a worker may have several batches ready, so that a fast loop can consume a stock."""
+    """True if workers prefetch more than one batch each, so that a fast loop has a stock of batches to use up."""
     return config.data.workers > 0 and config.data.prefetch > 1
 
 
 def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
-    """Return the number of steps from one wait of the host for an idle device to the next.
+    """Return the number of steps from one wait of the host for its device to the next (a period).
 
-    1 if each step waits about equally long, or if the period is longer than MOST_PERIOD. A host that waits only at log
-    lines leaves the device idle there; only measured steps of whole periods have neither too much nor too little device
-    work.
+    A repetition measures whole periods. The number is ``log_every`` if the host waits only at log lines. Between log
+    lines, such a host runs ahead of its device, so only whole periods contain exactly the device work of their steps. 1
+    if the host never waits for an idle device, waits so in each step, or has a longer period than MOST_PERIOD.
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def lead_lasts(config: TrainerConfig, *, asynchronous: bool) -> bool:
-    """True if the host's lead over its ``asynchronous`` device may differ between the measured steps' ends.
+    """True if the host can get further ahead of its ``asynchronous`` device while steps are measured.
 
-    A host that waits in each step has no lead; one that waits at log lines has none there.
+    False if the host waits for the device in each step, or at the log lines at which measured steps begin and end.
     """
     reads_each_step = config.compute.sync == "every-step" or (
         config.compute.sync == "norm" and config.compute.check_finite
@@ -77,7 +81,12 @@ def take_more(
     config: TrainerConfig,
     lives_off_batches: Callable[[], bool],
 ) -> int:
-    """Take warm-up steps until the repetition is warm, ``most`` at most. Return their number."""
+    """Take warm-up steps while steps are still too fast to be measured, ``most`` at most. Return their number.
+
+    Steps are too fast while the loop uses up prefetched batches (``lives_off_batches`` returns True), or while the host
+    gets further ahead of its device. A host that waits for its device, and so cannot get ahead, takes one step, because
+    it is slow just after a suspension. ``take``: takes the given number of steps.
+    """
     watched = lead_lasts(config, asynchronous=compute.asynchronous)
     taken = 0
     while taken < most:
@@ -103,12 +112,18 @@ def cycle_steps(config: TrainerConfig) -> int:
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """Return the batches that :func:`lives_off_lead` reads: two cycles of all workers, and those before."""
+    """Return how many of the last batches :func:`lives_off_lead` needs.
+
+    Two batches of each worker, and the earlier ones that show when each of them was requested.
+    """
     return workers * (prefetch + 4)
 
 
 def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
-    """True if recent batches came faster, by more than the share :data:`ENOUGH`, than workers can sustain."""
+    """True if the loop used up prefetched batches lately: it took them faster than the workers can make them.
+
+    The last batches must have come faster by more than the share :data:`ENOUGH` of their time.
+    """
     batches = recent.batches
     if len(batches) < 2 * workers:
         return False
@@ -119,7 +134,10 @@ def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
 
 
 def load_decision() -> None:
-    """Call numpy's functions once: their first call takes tens of ms, in which the device would run empty."""
+    """Call :func:`lives_off_lead` once with made-up batches, so that a later call between steps is fast.
+
+    numpy's first call takes tens of ms, in which the device would become idle.
+    """
     made_up = [BatchMoments(number, number + 1, number + 2, number + 2, False) for number in range(8)]
     lives_off_lead(RecentBatches(made_up, [(0, 1)]), 1, 2)
 
@@ -131,7 +149,7 @@ def _stood_in_making(batch: BatchMoments, pauses: Sequence[tuple[int, int]]) -> 
 
 
 def _running(batches: Sequence[BatchMoments], name: str, pauses: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """Return the times ``name`` of the batches in ns, on a clock that stops during ``pauses``; NaN if unknown."""
+    """Return the field ``name`` of each batch in ns, on a clock that stops during ``pauses``; NaN where it is None."""
     moments = np.array([math.nan if (moment := getattr(batch, name)) is None else moment for batch in batches])
     stood = sum((np.clip(moments - since, 0, until - since) for since, until in pauses), np.zeros(len(moments)))
     return moments - stood

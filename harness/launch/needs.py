@@ -40,7 +40,7 @@ MOST_ARMS = 64  # maximum number of arms alive together: each has workers and a 
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory of a run in one place, in bytes: at least ``lasting_bytes`` if suspended, ``peak`` in a step."""
+    """Memory of one run on the host or on a card: ``lasting_bytes`` (also while suspended), and ``peak`` in a step."""
 
     lasting_bytes: int
     peak: ByteRange
@@ -83,7 +83,10 @@ class RunNeed:
 
     @property
     def on_card(self) -> Holding:
-        """Memory that a rank needs on its card; zero if it computes on the host. torch's allocator keeps its peak."""
+        """Memory that a rank needs on its card; zero if it computes on the host, or at the low end if it may ("auto").
+
+        A suspended run keeps the peak, because torch's allocator returns no memory.
+        """
         if self.training is None or self.computes_on == "host":
             return Holding(0, ByteRange(0, 0))
         peak = CONTEXT + self.training.peak + self.batch
@@ -150,8 +153,10 @@ def checkpoint_copy(
 ) -> ByteRange:
     """Return the host memory in bytes that the ranks of one machine need to copy a checkpoint.
 
-    Rank 0 copies the shared state, with fsdp each rank its shards. Without ``asynchronous``, host state and a card's
-    shards are written without a copy. The low end is 0 if a study ends before one is due.
+    Zero without checkpoints. ``training``: memory of one rank. Rank 0 copies the shared state; with fsdp each rank
+    copies its shards. Without ``checkpoint.asynchronous``, host state and a card's shards are written without a copy.
+    The low end is 0 if the run may end before its first checkpoint. ``saved_at_end``: True if it surely saves one at
+    its end.
     """
     if config.checkpoint is None:
         return NO_BYTES
@@ -169,9 +174,11 @@ def checkpoint_copy(
 def choose_interleave(
     asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
 ) -> tuple[str, str]:
-    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs".
+    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs" (one at a time).
 
-    Only ``asked`` "auto" is decided here, by the high ends. ``place``, ``free_bytes``: of runs on other machines.
+    ``asked``: the scenario's value, which is returned unless it is "auto". The high ends of ``needs`` count. ``place``:
+    name of the machines of the runs, such as "of Slurm's nodes"; "": this one. ``free_bytes``: free host memory at
+    ``place``; None: unknown.
     """
     if asked != "auto":
         return asked, "set by the scenario"
@@ -200,7 +207,10 @@ def free_host_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Use of "memory" (host) or "GPU memory" (``where``) by runs that are alive together; ``free_bytes`` is here."""
+    """Memory that the runs of ``group``, alive together, need in one place of this machine, and its free bytes.
+
+    ``where``: "memory" (of the host) or "GPU memory".
+    """
 
     group: tuple[RunNeed, ...]
     where: str
@@ -208,7 +218,10 @@ class MemoryUse:
 
     @property
     def takes(self) -> ByteRange:
-        """Bytes of the runs together: lasting memory, plus one run's (high end: all runs') part of a step."""
+        """Bytes that the runs need together. High end: the sum of their peaks.
+
+        Low end: the lasting memory of all runs and the rest of the largest peak, because only one run steps at a time.
+        """
         return _takes(self.group, self.where)
 
     @property
@@ -249,7 +262,11 @@ class MemoryUse:
 
 
 def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
-    """Yield host and GPU memory of each group of runs alive together, if known. ``profiled``: arms that run alone."""
+    """Yield the use of host memory and of GPU memory for each group of runs that are alive together.
+
+    With ``interleave`` "slices" all runs are one group, except ``profiled`` arms, which run alone; with "runs" each is
+    alone. A place whose free memory is unknown is left out.
+    """
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
     groups = [(need,) for need in needs if need not in together]
@@ -262,10 +279,11 @@ def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: 
 def check_memory(
     needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
 ) -> None:
-    """Raise InputError for runs that need more than the free memory even at the low end, with their parts.
+    """Raise InputError if runs need more than the free memory even at the low end of the estimate.
 
-    Print a warning if only the high end exceeds it, or with ``force``, which is None for commands without this option.
-    ``profiled``: arms whose runs are alone.
+    The error lists the parts of the memory. Print a warning instead if ``force`` is True, or if only the high end is
+    too large. ``force``: None if the command has no --force, which the error then does not offer. ``profiled``: arms
+    whose runs are alone.
     """
     for use in memory_uses(needs, profiled, interleave):
         if use.is_refused and not force:
@@ -324,7 +342,10 @@ def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[
 
 
 def shared_bytes(data: DataConfig) -> int:
-    """Return bytes in /dev/shm for one run's batches (two tensors, maybe a mask); 0 without workers, or in a ring."""
+    """Return the bytes in /dev/shm for the batches of one rank: two tensors each, three if padded.
+
+    0 without workers, or with ``transport: ring`` (a ring of shared memory that is not in /dev/shm).
+    """
     if data.workers == 0 or data.transport == "ring":  # A ring is not in /dev/shm.
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2

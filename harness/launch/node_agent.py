@@ -123,7 +123,11 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
 
 
 def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
-    """Connect to the launcher at one of ``addresses``, with the token of its job. Return the channel, or None."""
+    """Connect to the launcher at the first of ``addresses`` that answers, and identify as the agent of node ``number``.
+
+    The job's token (environment variable TOKEN) proves that the agent belongs to the job. Return (socket, channel);
+    None if no address answers.
+    """
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), CONNECT_S)

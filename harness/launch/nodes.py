@@ -75,7 +75,9 @@ class Nodes:
     def __init__(self, count: int, modules: Sequence[str], timeout_s: float, start: StartAgents | None = None) -> None:
         """Start ``count - 1`` agents, wait until they have connected, and let them import ``modules``.
 
-        ``start``: command that starts them; None: srun, in this job. Raises InputError if one is late.
+        ``timeout_s``: limit for the connections, and again for the imports. ``start``: function that starts all agents
+        with a command and environment; None: srun, in this job. Raises InputError if an agent does not connect in time
+        or srun ends.
         """
         self.count = count
         self.token = secrets.token_hex(16)
@@ -104,7 +106,11 @@ class Nodes:
         self.address = self._agents[1].connection.getsockname()[0]
 
     def message(self, count: int) -> NodesMessage:
-        """Wait for the agents' imports. Return the machines for a run's first message. Raises InputError."""
+        """Wait for the agents' imports. Return how the ranks of a run on ``count`` machines reach rank 0.
+
+        The result is part of the run's first message. Raises InputError if an agent ends or does not finish its imports
+        in time.
+        """
         end_s = time.monotonic() + self._timeout_s
         while self._importing:
             agent = self._importing[0]
@@ -165,7 +171,10 @@ class Nodes:
         self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
 
     def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
-        """Raise InputError if srun has ended, or after ``end_s`` (monotonic), naming ``what`` is ``missing``."""
+        """Raise InputError if srun has ended, or if it is later than ``end_s`` (monotonic seconds).
+
+        ``what``: verb phrase for the message, what the nodes ``missing`` did not do in time.
+        """
         nodes = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(

@@ -49,7 +49,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Settings for the checkpoints that a training saves: folder, and contents besides the state."""
+    """Settings for the checkpoints of a training: their folder, and what each contains besides the state."""
 
     folder: Path
     about: Callable[[], JsonObject] | None = None
@@ -61,7 +61,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Start:
-    """Arguments of :func:`open_training` in which processes differ. Defaults are those of a study's run."""
+    """Arguments of :func:`open_training` other than the configuration. Defaults are those of one run of a study."""
 
     prepared: Prepared
     model: str | None  # Fingerprint of the model's code or files
@@ -106,7 +106,10 @@ class OpenTraining:
 
 
 def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepared:
-    """Return the prepared data (corpus, tokenizer, objective), from the cache if there. ``files``: user's imports."""
+    """Return the prepared data (corpus, tokenizer, objective), from the cache if they are there.
+
+    ``files``: files that the user's code of ``data.source`` imports, which count in its fingerprint.
+    """
     from trainer.data.prepare import prepare
 
     prepared = prepare(config.data, files=files, evaluation=config.evaluation)
@@ -164,7 +167,7 @@ def _open_with(batches: Batches, config: TrainerConfig, start: Start) -> OpenTra
 def make_saver(
     config: TrainerConfig, compute: Compute, batches: Batches, checkpoints: Checkpoints, rank: Rank = ALONE
 ) -> Saver | None:
-    """Return the saver of checkpoints; None if ``config`` asks for none, or without a model, which has no state."""
+    """Return the saver of checkpoints; None if ``config`` asks for no checkpoints, or if its steps compute no model."""
     if config.checkpoint is None or config.compute.work == "none":
         return None
     from trainer import checkpoint_ranks

@@ -37,9 +37,11 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
 
 
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
-    """Return ``; by the arithmetic ...`` with settings that fit ``memory_bytes`` of one rank; "" if unknown.
+    """Return ``; by estimate batch_size ...``, the end of an error message, with settings that fit ``memory_bytes``.
 
-    ``vocab_size``: of the tokenizer; None if only the configuration is known. ``on_card``: True for a card's memory.
+    ``memory_bytes``: memory that one rank may use; None: unknown. ``vocab_size``: of the tokenizer; None: the largest
+    that ``config`` allows. ``on_card``: True if it is a card's memory. Returns "" if the memory or the model's size is
+    unknown, or if ``config`` computes no model.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
@@ -62,7 +64,10 @@ def _trains_on_host(config: TrainerConfig) -> bool:
 
 
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
-    """Return settings that fit, for a run that the kernel killed; "" on a card or if unknown."""
+    """Return settings that fit, for a run with the configuration ``content`` that the kernel killed, as :func:`advice`.
+
+    "" if the run trains on a card, or if the free memory or the model's size is unknown.
+    """
     with suppress(ValueError):  # The record may be from another state of the code.
         config, free = TrainerConfig.model_validate(content), free_host_bytes()
         if _trains_on_host(config):
@@ -71,7 +76,10 @@ def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
 
 
 def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
-    """Return the bytes that this process could use on its card, or of the host's shared by ``ranks``; or None."""
+    """Return the bytes that this process could use, with what it has: of its card (``on_card``), else of the host.
+
+    ``ranks``: number of processes that share the free host memory equally. None if the free host memory is unknown.
+    """
     if on_card:
         torch = sys.modules["torch"]
         return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
@@ -98,8 +106,8 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
     """Return a sentence on what would fit ``memory_bytes``: the largest batch_size, also with other settings.
 
     The high end of the estimate counts, so that the advice is safe. If even the low end of one sample is too large,
-    nothing fits. If the configuration itself fits, the cause is unknown. ``elsewhere``: memory of the process beside
-    training.
+    nothing fits. If the configuration itself should fit, the sentence says that other memory took the rest.
+    ``elsewhere``: memory that the process needs besides training.
     """
     need = footprint(config, shape).peak + elsewhere
     batch_size = config.data.batch_size
@@ -126,7 +134,7 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
 
 
 def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
-    """Yield (condition, configuration): the configuration itself, then variants that need less memory."""
+    """Yield (text on changed settings, configuration): ``config`` unchanged, then variants that need less memory."""
     yield "unchanged", config
     checkpointed = config.model_copy(
         update={"model": config.model.model_copy(update={"activation_checkpointing": True})}
@@ -140,7 +148,10 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
 
 
 def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: bool) -> int:
-    """Return the largest batch_size whose estimate (low end: ``low``) fits ``memory_bytes``; 0 if none does."""
+    """Return the largest batch_size whose estimated memory fits ``memory_bytes``; 0 if even 1 does not fit.
+
+    ``low``: True to compare the low end of the estimate, False the high end.
+    """
 
     def fits(size: int) -> bool:
         data = config.data.model_copy(update={"batch_size": size})

@@ -55,7 +55,10 @@ class TriedSources:
         self.notes: list[str] = []  # notes for the report
 
     def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
-        """Return the user's files that ``name`` imported in its trial, sorted; empty without a trial."""
+        """Return the user's files that the trial of ``name`` imported, sorted; empty if ``name`` was not tried.
+
+        ``key``: setting that names it, "data.source" or "model.factory". ``code``: state of the code; None: this one.
+        """
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
@@ -105,7 +108,10 @@ def _at(code: Code | None) -> str:
 
 
 def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
-    """Return facts about the source's first batch. Raises InputError without one, or if no label counts."""
+    """Return facts on the source's first batch: smallest and largest id, trained tokens, threads, imported files.
+
+    Raises InputError if the source returns no batch, or if all labels of the batch are ignored (-100).
+    """
     assert data.source is not None
     answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
     if not answer["trained_tokens"]:
@@ -114,7 +120,11 @@ def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    """Run a trial in a separate process and return its answer. Raises InputError if it fails within ``start_s``."""
+    """Run a trial of the user's ``name`` (value of ``key``) in a separate process and return its JSON answer.
+
+    ``arguments``, ``given``: the process's arguments and standard input. Raises InputError if the trial fails, or takes
+    longer than ``start_s`` seconds.
+    """
     try:
         return _ask(key, name, arguments, given, start_s, code)
     except InputError as error:
@@ -144,7 +154,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
 
 
 class TrialAnswer(NamedTuple):
-    """Output of a trial's process, what it printed besides, and its exit code (negative: the signal)."""
+    """Result of a trial's process: standard output (the answer), standard error, and exit code (-N for signal N)."""
 
     answer: bytes
     printed: str
@@ -238,9 +248,10 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
 def prepare_data(
     configs: dict[str, TrainerConfig], start_s: float, codes: Mapping[str, Code] | None = None
 ) -> StudyData:
-    """Build or find all data before the first run, so that no run pays for it. Raises InputError.
+    """Build the data of all arms, or find them in the cache, before the first run, so that no run pays for it.
 
-    ``start_s``: time limit in seconds of a trial of the user's code. ``codes``: its other states, by arm.
+    ``start_s``: time limit in seconds of one trial of the user's code. ``codes``: state of the user's code by arm, for
+    arms that do not run the current one. Raises InputError for data, a source or a model that cannot be used.
     """
     from trainer.data.prepare import check_workers, prepare, warnings_of
 
@@ -304,7 +315,7 @@ def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
 
 
 def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
-    """Raise InputError if the model of arm ``name`` does not fit the data, or its emulated device not the model."""
+    """Raise InputError if the model of arm ``name`` does not fit the data, or does not fit its emulated device."""
     from trainer.compute.build import emulated_shape
     from trainer.compute.emulated import build_emulated
     from trainer.model import shape_of
@@ -319,7 +330,10 @@ def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
 
 
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
-    """Raise InputError if an arm's questions cannot be used. ``asked``: sets that work; this one is added."""
+    """Raise InputError if the multiple-choice questions of arm ``name`` cannot be used for evaluation.
+
+    ``asked``: keys of the question sets that were checked for earlier arms; the key of this one is added.
+    """
     from trainer.model import shape_of
     from trainer.multiple_choice import check_causal, load_choices
 

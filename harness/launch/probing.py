@@ -24,9 +24,10 @@ CLOSING_STEPS = 3
 def probes_of(declared: JsonObject, control: str | None, *, first: bool = False) -> RunProbes:
     """Return the probes of one run, from the scenario's ``probes`` (``declared``) and the run's ``control``.
 
-    A measured or profiled run is sampled, and the latter's disturbing probes have windows. A bare run has no ledger. A
-    run that measures the cost of a probe has the ledger and it. ``first``: True for the arm's first run, which may
-    have a closing window.
+    - No control: the sampler. An arm's ``first`` run may add a closing window (profiled steps at its end).
+    - Profiled: the sampler, and each profiler in a window of its own, in which no step is measured.
+    - Bare: nothing, not even the ledger. Ledger: only the ledger.
+    - Cost of one probe: the ledger and this probe.
     """
     if control == BARE:
         return RunProbes(ledger=False)
@@ -47,7 +48,11 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """Return {"sampler": settings} or {}. ``alone``: "host" or "nvml" only; None: what the scenario declares."""
+    """Return {"sampler": settings}, or {} if nothing is to be sampled.
+
+    ``alone``: the only part to sample, "host" or "nvml" (any other probe: no part); None: all that the scenario
+    declares.
+    """
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
@@ -58,7 +63,10 @@ def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings
 
 
 class OpenTime:
-    """Sums over repetitions: measured time, and the part in which events do not show if the device worked."""
+    """Sums over repetitions, in ns, of the measured time and of its open part.
+
+    In the open part, CUDA events cannot tell if the device worked or waited for launches.
+    """
 
     def __init__(self) -> None:
         self._open_ns = self._measured_ns = 0
@@ -70,14 +78,17 @@ class OpenTime:
 
     @property
     def noticeable(self) -> bool:
-        """True if the unexplained part of the measured time is large enough for a closing window."""
+        """True if the open part exceeds the share LIMIT_SHARE_MIN of the measured time: a closing window is needed."""
         from harness.explain.policy import LIMIT_SHARE_MIN
 
         return self._open_ns > LIMIT_SHARE_MIN * self._measured_ns
 
 
 def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:
-    """Return the ns in which events do not show if the device worked or waited, as ``harness.explain.bounds``."""
+    """Return the ns in which events cannot tell if the device worked or waited, by ``harness.explain.bounds``.
+
+    ``since_ns``, ``until_ns``: the time to examine (CLOCK_MONOTONIC).
+    """
     import numpy as np
 
     from harness.explain.bounds import device_work, per_step

@@ -43,9 +43,10 @@ class RunProcess:
         data: DataMessage | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        """Prepare the run. ``code``: state of the code; None: this code, and the user's in this folder.
+        """Prepare the run. ``code``: another state of the code (a revision) that it executes; None: the launcher's own.
 
-        ``data``: that it must find; not sent to another state of the harness. ``nodes``: the other machines.
+        ``data``: fingerprints that the run's data must have; ignored if ``code`` is another state of the harness.
+        ``nodes``: agents on the other machines of the job; None: one machine.
         """
         self.record = record
         self.code = code
@@ -135,13 +136,19 @@ class RunProcess:
         return self._probes.windows
 
     def profile(self) -> None:
-        """Let the run take the steps of its profiling windows. Raises RunFailed if it ends instead."""
+        """Let the run take its profiled steps: a window of each profiler, or a closing window.
+
+        Raises RunFailed if the run ends instead.
+        """
         self._doing = "being profiled"
         self._send({"do": "profile"})
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let the run take a closing window, write its tables and end, for :attr:`record`. Raises RunFailed."""
+        """Let the run write its tables and end, and complete :attr:`record`. Raises RunFailed if the run fails.
+
+        Before that, a run with a closing window takes a few profiled steps, if it still needs them.
+        """
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         if self._probes.closing is not None:  # The memory of a closing window does not count for the run.
             self.profile()
@@ -209,7 +216,11 @@ class RunProcess:
             self._fail(None)
 
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
-        """Return the message ``event``. ``steps``: maximum until then. Raises RunFailed for anything else."""
+        """Wait for the message ``event`` and return it. Raises RunFailed if another message comes, or none in time.
+
+        ``steps``: most steps that the run takes before the message. A run without heartbeats may be silent for all of
+        them.
+        """
         assert self._channel is not None
         queued = 1  # steps that the device may still have to do
         while True:
@@ -233,7 +244,10 @@ class RunProcess:
         return message
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
-        """Return the next message. Raises TimeoutError after ``limit_s`` of polls, or at the study's end."""
+        """Return the next message. Raises TimeoutError after ``limit_s`` seconds, or at the end of the study's time.
+
+        Only polls count towards ``limit_s``, not time in which the launcher was suspended.
+        """
         parts = looks(limit_s)
         for _ in range(parts):
             with suppress(TimeoutError):
@@ -243,7 +257,10 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """Return how long this run may send nothing before ``event``. Without heartbeats, each step adds to it."""
+        """Return how many seconds the run may be silent while the launcher waits for ``event``.
+
+        A run with heartbeats has the same limit for any number of steps; other runs have it once for each of ``steps``.
+        """
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s
@@ -267,7 +284,10 @@ class RunProcess:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> NoReturn:
-        """Kill the run, write ``error`` (None: its own or its status) to run.json, and raise RunFailed."""
+        """Kill the run and raise RunFailed with the reason in its run.json.
+
+        If the run has not written run.json, write it with the reason ``error``; None: a text on its exit status.
+        """
         self._signal(signal.SIGKILL)  # Its channel is closed. Its workers end with it.
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)

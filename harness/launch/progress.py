@@ -62,7 +62,10 @@ class SignsOfLife:
 
 
 def announced(what: str) -> SignsOfLife:
-    """Print that ``what`` begins. Return a context for it, in which a log regularly gets its duration."""
+    """Print that the work ``what`` begins. Return a context for this work.
+
+    Within the context, a log gets a line with the time so far every ALIVE_INTERVAL_S; a terminal gets none.
+    """
     begun_s = time.monotonic()
     signs = SignsOfLife(lambda: f"{what}, for {_clock(time.monotonic() - begun_s)}")
     signs.show(what)
@@ -105,7 +108,10 @@ class Progress(_Display):
     """Context that displays a study's progress: runs, steps, steps per second and time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
-        """Set up. ``total_runs``, ``total_steps``: planned (None: unknown). ``heard``: called per repetition."""
+        """Set up. ``total_runs``: planned runs; None: unknown. ``total_steps``: planned steps of all these runs.
+
+        ``heard``: called after each repetition.
+        """
         super().__init__()
         self._heard = heard
         self._total_runs = total_runs
@@ -185,7 +191,7 @@ class TextProgress(_Display):
 
     @property
     def kept(self) -> int:
-        """Number of documents that an earlier process had finished; 0 before the first call."""
+        """Number of documents that an earlier process had finished; 0 until the first call of this object."""
         return self._kept or 0
 
     def __call__(self, documents: int, text_bytes: int) -> None:
@@ -236,7 +242,10 @@ def _live(line: Callable[[], str]) -> Live:
 
 
 def _left(elapsed_s: float, share: float) -> str:
-    """Return the time left once ``share`` of the work took ``elapsed_s`` seconds; empty below a second."""
+    """Return a text like ", about 1:30 left", given that ``share`` (0 to 1) of the work took ``elapsed_s`` seconds.
+
+    "" if less than a second is left.
+    """
     if share <= 0:
         return ", time left unknown"
     left_s = elapsed_s * (1 - share) / share
@@ -308,7 +317,10 @@ class TrainingProgress:
     def line(
         self, steps: int, tokens: int, share: float, loss: float | None, seconds: float, evaluating_s: float = 0.0
     ) -> str:
-        """Return the progress line after ``seconds`` of this part, ``evaluating_s`` seconds of them in evaluations."""
+        """Return the progress line. ``steps``, ``tokens``, ``share`` (0 to 1): of the whole training so far.
+
+        ``seconds``: time since this part of the training began. ``evaluating_s``: seconds of them in evaluations.
+        """
         done = share - self._share
         left_s = (1 - share) * seconds / done if done > 0 else 0.0
         remaining = f", {_clock(left_s)} left" if left_s >= 1 else ""

@@ -39,7 +39,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Paths:
-    """Module paths by which a launcher reaches a state of the code. One per protocol version."""
+    """Paths of the modules that a launcher starts or imports in another state of the code. One per protocol version."""
 
     fork_server: str  # run with -m: forks runs
     preloaded: tuple[str, ...]  # imported by every run
@@ -95,7 +95,7 @@ class ForkAnswer(TypedDict):
 
 
 class DataMessage(TypedDict):
-    """Part of a run's first message: the data and model that the launcher has prepared, as fingerprints."""
+    """Part of a run's first message: what the launcher prepared, as fingerprints of corpus, tokenizer and model."""
 
     corpus: str  # fingerprint
     tokenizer: str  # fingerprint
@@ -135,10 +135,9 @@ class RepetitionOrder(TypedDict):
 
 
 class BareOrder(TypedDict):
-    """Launcher to run: take the disturbing probes' windows ("profile"), or write the tables and end ("finish").
+    """Launcher to run: let each profiler record a window of steps ("profile"), or write the tables and end ("finish").
 
-    From rank 0 also "step" (one unmeasured or training step), "stop" (end early) and "evaluate" (end after a last
-    pass).
+    From rank 0 also "step" (take one step), "stop" (end early) and "evaluate" (end after a last evaluation).
     """
 
     do: Literal["profile", "finish", "step", "stop", "evaluate"]
@@ -240,7 +239,7 @@ class TrialStart(TypedDict):
 
 
 class TrialEvent(TypedDict):
-    """Process of a trial to its sweep: a heartbeat, the progress at a milestone, or the trial's end."""
+    """Message from a trial's process to its sweep: heartbeat, report at a milestone (a number of steps), or end."""
 
     event: Literal["alive", "milestone", "ended"]
     steps: int

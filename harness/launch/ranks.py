@@ -79,10 +79,11 @@ class OtherRanks:
         own: int,
         meet: Callable[[MeetingPlace], None] | None = None,
     ) -> None:
-        """Fork the ranks of this machine (each calls ``serve``), and wait for those of others (in ``start``).
+        """Fork the other ranks of this machine, each of which calls ``serve``, and wait for those of other machines.
 
-        ``ranks``: number of all. ``timeout_s``: for their answers. ``own``: descriptor that they close. ``meet``: sends
-        the launcher the request for ranks of other machines.
+        ``start``: the run's first message, which lists other machines. ``ranks``: number of ranks on all machines.
+        ``timeout_s``: limit for each answer. ``own``: rank 0's descriptor, closed in the forked ranks. ``meet``: asks
+        the launcher to fork the ranks of other machines; None: one machine.
         """
         parent = os.getpid()
         nodes = start.get("nodes")
@@ -113,7 +114,10 @@ class OtherRanks:
         self._lost: Callable[[str], None] | None = None
 
     def _become(self, number: int, parent: int, not_own: Sequence[int]) -> Rank:
-        """Make this forked process the rank ``number``, without the descriptors of rank 0. Return its place."""
+        """Make this forked process the rank ``number``, and return its Rank.
+
+        ``parent``: process id of rank 0; this process ends with it. ``not_own``: descriptors of rank 0 to close.
+        """
         die_with_parent(parent)
         with suppress(OSError):  # The kernel may forbid another name (proc_pid_comm(5)).
             Path("/proc/self/comm").write_text(f"{RANK_NAME}{number}")
@@ -125,7 +129,10 @@ class OtherRanks:
         return replace(self.rank, number=number, local=number, listening=None)
 
     def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
-        """Request other machines' ranks and wait for them. Raises RankFailedError if some do not connect."""
+        """Ask the launcher for the ranks ``numbers`` of other machines (``meet``), and wait until all have connected.
+
+        ``port``: rank 0's port for torch. Raises RankFailedError if some do not connect in time.
+        """
         missing = set(numbers)
         with socket.create_server((nodes["address"], 0), backlog=len(missing)) as listening:
             meet({"store": port, "control": listening.getsockname()[1]})
@@ -154,7 +161,10 @@ class OtherRanks:
                 missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Read each rank's reports in a thread. ``lost`` ends this process if it hangs with a failed rank."""
+        """Read each rank's reports in a thread. Call ``lost`` with the reason if rank 0 hangs after a rank failed.
+
+        ``lost`` must end this process: rank 0 has not ended STUCK_S seconds after the failure.
+        """
         self._lost = lost
         for rank in self._others:
             threading.Thread(target=self._read, args=(rank,), daemon=True).start()
@@ -189,7 +199,10 @@ class OtherRanks:
         )
 
     def explain(self, error: BaseException) -> str | None:
-        """Return a line on the rank that made an exchange fail with ``error``, or on all; None for others."""
+        """Return a line on the rank that made an exchange between the ranks fail with ``error``.
+
+        If no rank reported a failure, the line describes all other ranks. None if ``error`` is not from an exchange.
+        """
         if not is_of_the_exchange(error):
             return None
         self._news.wait(CAUSE_S)
@@ -204,7 +217,7 @@ class OtherRanks:
         return f"rank {own[0][0]}: {own[0][1]}" if own else None
 
     def end(self) -> None:
-        """Accept from now on that the other ranks end: their end is no failure any more."""
+        """Accept from now on that the other ranks end. Until then, the end of a rank is a failure."""
         self._ending.set()
 
     def _worst(self) -> str:
@@ -218,9 +231,9 @@ class OtherRanks:
         return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
-        """Queue the reports of ``other`` in a thread, answering clock requests, until it is done or fails.
+        """Queue the reports of ``other``, in a thread, until it is done or has failed. Answer its clock requests.
 
-        ``_lost`` is called if rank 0 does not end within STUCK_S after a failure.
+        After a failure, call ``lost`` of :meth:`watch` if rank 0 does not end within STUCK_S seconds.
         """
         while True:
             try:
@@ -273,7 +286,10 @@ class ClockOffset:
 
 
 def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monotonic_ns) -> ClockOffset:
-    """Return the most exact of EXCHANGES offsets to rank 0's clock. ``ask`` returns its time in ns."""
+    """Return this machine's offset to rank 0's clock: the one with the smallest error of EXCHANGES tries.
+
+    ``ask``: returns the time of rank 0's clock in ns. ``clock``: returns the time here in ns.
+    """
     best: ClockOffset | None = None
     for _ in range(EXCHANGES):
         asked_ns = clock()
@@ -296,7 +312,10 @@ def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset
 
 
 def align_tables(folder: Path, rank: int, first: ClockOffset, last: ClockOffset) -> None:
-    """Rewrite the steps and spans tables of rank ``rank`` in ``folder`` with all times on rank 0's clock."""
+    """Rewrite the steps and spans tables of rank ``rank`` in ``folder`` with all times on rank 0's clock.
+
+    ``first``, ``last``: offsets at the run's start and end. The offset drifts evenly in between.
+    """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 

@@ -104,7 +104,11 @@ def run_study(
     sequential: Sequential | None = None,
     options: StudyOptions = DEFAULTS,
 ) -> Outcome:
-    """Run ``plan`` as a new study under ``out``: its folder and status. Raises InputError before any run."""
+    """Run ``plan`` as a new study under ``out``. Return its folder and status.
+
+    ``command``, ``source``: command line and scenario file, for the record. ``sequential``: run blocks until a result
+    is clear; None: all blocks. Raises InputError, before any run, for a study that cannot run here.
+    """
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, options.force)
@@ -122,7 +126,11 @@ def begin_study(
     force: bool = False,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
-    """Prepare the runs: (empty folder, record, data). Raises InputError. ``elsewhere``: machines; None: this one."""
+    """Prepare data and an empty folder for a new study under ``out``. Return (folder, record, data); no run starts.
+
+    ``command``, ``source``: for the record. ``elsewhere``: where the runs will be; None: here. ``force``: accept a lack
+    of memory. Raises InputError for a study that cannot run.
+    """
     if sequential is not None or elsewhere is not None:
         cause = "both sides of a comparison need the same number" if sequential else "its runs are on other machines"
         refuse_auto([arm.config for arm in plan.arms], cause)
@@ -131,12 +139,11 @@ def begin_study(
         check_devices({arm.name: arm.config for arm in plan.arms})
         check_nodes(arm.config for arm in plan.arms)
     check_writable(out)
-    with terminable():
-        plan, choices = with_workers_chosen(plan, plan.scenario.limits.start_s)
-    configs = {arm.name: arm.config for arm in plan.arms}
-    arms = {**{arm.name: arm_record(arm) for arm in plan.arms}, **(sequential.arms if sequential else {})}
-    codes = {name: code for name, arm in arms.items() if (code := _code(arm)) and code.directory is not None}
     with terminable():  # Otherwise a signal of a batch system would leave half a file in the cache.
+        plan, choices = with_workers_chosen(plan, plan.scenario.limits.start_s)
+        configs = {arm.name: arm.config for arm in plan.arms}
+        arms = {**{arm.name: arm_record(arm) for arm in plan.arms}, **(sequential.arms if sequential else {})}
+        codes = {name: code for name, arm in arms.items() if (code := _code(arm)) and code.directory is not None}
         data = prepare_data(configs, plan.scenario.limits.start_s, codes)
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
     if elsewhere is None:
@@ -215,7 +222,10 @@ def run_part(path: Path, block: int | None, force: bool = False) -> bool:
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
-    """Return the study's record. Raises InputError for a training, commands or two states of the code."""
+    """Return the record of the study in ``folder``.
+
+    Raises InputError if it cannot be resumed: it is a training, runs commands, or compares two states of the code.
+    """
     record, path = folder.read_study(), folder.path
     if record.is_training:
         raise InputError(f"{path}: a training; continue it with harness train SCENARIO --out {path} --resume")
@@ -227,7 +237,10 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """Return a resumed study's data. Raises InputError if they have changed, or this machine cannot run it."""
+    """Return the data of a study that is resumed. Raises InputError if data have changed, or the study cannot run here.
+
+    ``force``: True to run it even if it does not fit into memory.
+    """
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -308,9 +321,10 @@ def _run_blocks(
     sequential: Sequential | None,
     blocks: Sequence[int] | None = None,
 ) -> StudyRecord:
-    """Run the missing runs of ``blocks`` (None: all), with ``sequential`` until there are enough.
+    """Run the missing runs of ``blocks`` (None: all). Return ``record``.
 
-    Return the record of the blocks that ran.
+    ``sequential``: end after the first block for which its ``enough`` is True, and return a record of the blocks until
+    then.
     """
     until, ending = options.until, sequential or options.until
     limits = _limits(record, None if ending is None else ending.end_ns)
@@ -343,7 +357,10 @@ def _run_blocks(
 
 
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """Return repetitions by arm. Two states of the code warm up like the older. ``extra_warmup``: if needed."""
+    """Return the planned repetitions by arm. ``extra_warmup``: True to allow warm-up steps beyond the fixed number.
+
+    A study that compares two states of the harness never allows them, because an older state cannot take them.
+    """
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
     by_arm = {}
@@ -386,7 +403,7 @@ def _end_after(record: StudyRecord, blocks: int) -> StudyRecord:
 
 
 class _BlockRunner:
-    """Runner of the blocks of one study, on this machine and on others for their ranks. It is used for all blocks."""
+    """Runner of the blocks of one study. ``nodes``: agents on other machines, for their ranks; None: no others."""
 
     def __init__(
         self,

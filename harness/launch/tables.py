@@ -32,9 +32,9 @@ SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns
 
 
 class RunTables:
-    """Writer of one rank's steps and spans tables. ``pid``, ``tid``: of its main thread.
+    """Writer of one rank's steps and spans tables. ``pid``, ``tid``: process and thread id of its main thread.
 
-    Rank 0's tables have the counts of all ``ranks``. A rank of an attached program is a run by itself, ``ranks`` 1.
+    ``ranks``: number of ranks, 1 for each rank of an attached program. Rank 0's table counts the tokens of all ranks.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RunTables:
         self._spans = TableFile(folder / contract.rank_file("spans", self._place), contract.SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
-        """Write recorded spans and drop them, from ``least_events`` on. Call only between repetitions."""
+        """Write and drop the recorded spans if at least ``least_events`` events wait. Call only between repetitions."""
         recorder = self._recorder
         if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
             rows = recorder.take_rows()
@@ -62,7 +62,10 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables (an unfinished step has no row), and evaluations. Steps come even if spans fail."""
+        """Write both tables, and rank 0's evaluations.parquet. An unfinished step has no row.
+
+        If writing spans fails, steps are still written.
+        """
         try:
             try:
                 if isinstance(self._recorder, BareRecorder):
@@ -153,7 +156,10 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
 
 
 def with_others(part: contract.Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> contract.Columns:
-    """Return the counts of ``part`` plus those of other ranks for ``numbers``; null if one is unknown."""
+    """Return the token and sample counts of ``part`` plus those of all other ranks, for the step ``numbers``.
+
+    A sum is null if the count of any rank is unknown. Empty without other ranks.
+    """
     import pyarrow as pa
 
     summed: contract.Columns = {}
@@ -180,7 +186,10 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """Return a function from step numbers to values: the last value of a step counts, null without one."""
+    """Return a function that looks up the values of step numbers; null for a step without a value.
+
+    ``parts``: arrays of step numbers and of their values. If a step occurs several times, its last value counts.
+    """
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]
@@ -196,7 +205,7 @@ def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
 
 
 def step_columns(rows: Rows) -> contract.Columns:
-    """Return a row per finished step. A count is None if a batch has none; unfinished steps' batches are left out."""
+    """Return the columns of the steps table, a row per finished step. A count is None if unknown for any batch."""
     steps = rows.steps
     columns = _times_of(steps)
     for index, phase in enumerate(contract.PHASES):
@@ -241,5 +250,5 @@ def _compact(columns: contract.Columns) -> contract.Columns:
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
-    """Return the CPU time in ns, limited to the span's length; None if unknown (readings are off by NEAR_NS)."""
+    """Return the span's CPU time in ns; None if unknown. At most the span's length, because readings err by NEAR_NS."""
     return None if span.cpu_ns is None else max(0, min(span.cpu_ns, span.end_ns - span.start_ns))

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 def train_arm(
     plan: Plan, goal: Goal | None, out: Path, command: Sequence[str], source: str, options: TrainingOptions
 ) -> Trained:
-    """Train the single arm of ``plan`` in ``out``. ``goal``: None for the scenario's steps. Raises InputError."""
+    """Train the only arm of ``plan`` to its end, in the folder ``out``. ``goal``: None for the scenario's steps.
+
+    ``command``, ``source``: command line and scenario file, for the record. Raises InputError if the arm cannot be
+    trained, or if ``out`` has another study or a training that is not to be resumed.
+    """
     resume = options.resume
     arm = only_arm(plan)
     config = arm.config.model_copy(update={"checkpoint": arm.config.checkpoint or CheckpointConfig()})
@@ -68,7 +72,7 @@ def train_arm(
 
 
 def only_arm(plan: Plan) -> Arm:
-    """Return the only arm of ``plan``; controls do not count. Raises InputError if there are several arms."""
+    """Return the only arm of ``plan``, apart from automatic controls. Raises InputError unless there is exactly one."""
     arms = [arm for arm in plan.arms if arm.control is None]
     if len(arms) != 1:
         names = ", ".join(arm.name for arm in arms)
@@ -86,7 +90,10 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """Return ``config`` with a schedule as long as the training, unless set. Raises InputError for epochs."""
+    """Return ``config`` with its learning-rate schedule as long as the training, unless it is constant or has a length.
+
+    Raises InputError if the training's length is unknown (a goal in epochs), or not longer than the rate's warm-up.
+    """
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config

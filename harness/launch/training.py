@@ -104,7 +104,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _PartEnding:
-    """Status of the training and ending of its run. The default is an interruption."""
+    """End of one part: status of the training, and status of its run. The defaults describe an interrupted part."""
 
     status: Status = "failed"
     run: RunEnding = field(default_factory=lambda: RunEnding("failed", "it was interrupted"))
@@ -320,7 +320,7 @@ class Training:
         return "done" if order == "finish" else "interrupted"
 
     def _connect(self, training: OpenTraining, recorder: TrainingRecorder) -> None:
-        """Make the saver ask the uploader after each checkpoint, and tell it which step is the last."""
+        """Let the saver request an upload after each checkpoint, and let the saver find out which step is the last."""
         saver, uploader = training.saver, self._options.uploader
         assert saver is not None
         if uploader is not None and self._ranks.rank.is_first:
@@ -351,7 +351,10 @@ class Training:
         return self._ranks.lacking(lambda: frozenset() if passes is None else passes.lacking(step))
 
     def _decide(self, share: float) -> BareOrder:
-        """Return the next order of rank 0 (step, finish or stop), and note the spent cost of ``share``."""
+        """Return rank 0's next order: "step", "finish" (goal reached), "stop", or "evaluate" (evaluate, then stop).
+
+        ``share``: finished share of the training (0 to 1). Below 1, also record the cost spent so far.
+        """
         watch = self._options.watch
         if (allowance := self._allowance) is not None and share < 1:
             allowance.note()
@@ -363,7 +366,10 @@ class Training:
         return {"do": "step"}
 
     def _serve_rank(self, _start: StartMessage, channel: Channel, rank: Rank) -> int:
-        """Train as rank 0 orders, ignore signals, write this ledger. Return the exit status, 0: done."""
+        """Train in a rank other than 0, as rank 0 orders, ignoring signals, and write this rank's ledger.
+
+        Return the exit status: 0 if the training is done, else 1.
+        """
         from trainer import checkpoint_folder
 
         for number in (signal.SIGINT, *TERMINATING):  # Rank 0 answers a signal to the whole group.

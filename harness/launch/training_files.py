@@ -40,7 +40,10 @@ class LossTable:
     """Writer of losses.csv: one row per step, without gaps or repeats, even after resumes."""
 
     def __init__(self, path: Path, steps: int, first_step: int = 0) -> None:
-        """Open the table after ``steps`` steps; later rows are removed. Warn if earlier ones are missing."""
+        """Open the table of a training that has taken ``steps`` steps. Rows of later steps are removed.
+
+        Print a warning if a row from ``first_step`` to ``steps`` - 1 is missing.
+        """
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
         if [row.step for row in kept] != list(range(first_step, steps)):
@@ -66,10 +69,10 @@ class LossTable:
 
 
 class EvaluationRow(NamedTuple):
-    """Row of evaluations.csv: one pass after step ``step``. Fields of the other kind of pass are None.
+    """Row of evaluations.csv: one evaluation pass after step ``step``, of one of two kinds. Other fields are None.
 
-    Held-out documents: ``loss``, ``tokens``, for masked LM ``accuracy``. Multiple choice: ``questions`` and ``acc*``
-    (:class:`trainer.telemetry.Validation`).
+    Held-out documents: ``loss``, ``tokens``, and ``accuracy`` (masked language models only). Multiple choice:
+    ``questions``, and four shares of right answers (:class:`trainer.telemetry.Validation`).
     """
 
     step: int
@@ -171,9 +174,11 @@ def read_losses(path: Path) -> list[LossRow]:
 def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return a CSV table's rows by ``made``, without an incomplete last one. Raises InputError for another content.
+    """Return the rows of the CSV table at ``path``, without an incomplete last one.
 
-    ``older``: columns of earlier versions.
+    ``made``: makes a row from the texts of its cells. ``columns``: expected header. ``older``: header of earlier
+    versions, accepted too; None: none. Raises InputError if the file cannot be read, has another header, or has a row
+    that ``made`` refuses.
     """
     try:
         with open(path, newline="") as file:

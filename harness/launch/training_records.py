@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class TrainingRecords:
-    """Records of one part of a training, created at its start. ``command``, ``source``: for the study's record."""
+    """Records of one part of a training. Create this object when the part starts.
+
+    ``command``, ``source``: command line and scenario file, for study.json.
+    """
 
     def __init__(
         self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
@@ -35,7 +38,11 @@ class TrainingRecords:
         self._begun_utc = now()
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
-        """Return the record, a study of one arm with a block per part. Raises InputError for another arm."""
+        """Return the training's record: a study of one arm, with one block for each part, including this part.
+
+        ``resume``: True to continue the study in the folder, if any. Raises InputError if that study trains another
+        arm.
+        """
         environment = environment_of([self.config])
         name = self.arm.name
         arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
@@ -82,7 +89,10 @@ class TrainingRecords:
         )
 
     def steps_before(self, blocks: int) -> int:
-        """Return the number of steps at the end of the last ledger in the first ``blocks`` parts; 0 without one."""
+        """Return the training's steps at the end of the last part with a ledger; 0 without one.
+
+        ``blocks``: look at this many first parts only.
+        """
         from pyarrow.parquet import read_table
 
         for block in reversed(range(blocks)):

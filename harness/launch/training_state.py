@@ -60,7 +60,10 @@ class TrainingRanks:
         self._agreed = (-1, 0.0, 0)  # steps, finished share, tokens of all ranks
 
     def fork(self, serve: Serve) -> None:
-        """Import all modules, which takes seconds, then fork the other ranks; each runs ``serve``."""
+        """Import the modules that a training needs, then fork the other ranks. Each of them calls ``serve``.
+
+        Does nothing for a single rank. The imports take seconds, so each rank must not repeat them.
+        """
         launch = self._config.launch
         if launch is None or self._config.ranks == 1:
             return
@@ -73,7 +76,10 @@ class TrainingRanks:
         self.rank = self._others.rank
 
     def watch(self) -> None:
-        """Read reports in threads, after the workers are forked. A hang with a failed rank ends the process."""
+        """Start threads that read the other ranks' reports. Call it after this process has forked its loader workers.
+
+        If another rank fails and this process hangs, the threads end this process.
+        """
         if self._others is not None:
             self._others.watch(_exit_at_once)
 
@@ -89,16 +95,19 @@ class TrainingRanks:
         return self._others is not None
 
     def explain(self, error: Exception) -> str | None:
-        """Return a line on the rank that caused ``error`` in rank 0, and its reason; None if it was rank 0 itself."""
+        """Return a line on the rank that made rank 0 fail with ``error``; None if ``error`` is not from an exchange."""
         return None if self._others is None else self._others.explain(error)
 
     def end(self) -> None:
-        """Accept from now on that the other ranks end: it is not a failure any more."""
+        """Accept from now on that the other ranks end. Until then, the end of a rank is a failure."""
         if self._others is not None:
             self._others.end()
 
     def join(self) -> None:
-        """Open the group (in every rank) to agree on progress, if shards or batches may differ."""
+        """Open the process group in which ranks agree on their progress, if it may differ. Call it in every rank.
+
+        Progress may differ with a goal in epochs, or in tokens of the user's own source.
+        """
         by_tokens = self._goal.tokens is not None and self._config.data.source
         if self.rank.of > 1 and (self._goal.epochs is not None or by_tokens):
             self._group = gloo_group(self.rank)
@@ -109,13 +118,17 @@ class TrainingRanks:
         return self._group is not None
 
     def begin_at(self, tokens: int, of_all: int) -> None:
-        """Set the tokens at the checkpoint: ``tokens`` as rank 0 counted them, ``of_all`` as counted by all ranks."""
+        """Set the training's tokens at the checkpoint. ``of_all``: summed over the ranks.
+
+        ``tokens``: rank 0's own number times the number of ranks, which differs if ranks received different numbers.
+        """
         self._begun_at = tokens, of_all
 
     def share(self, steps: int, tokens: int, position: DataPosition) -> float:
-        """Return the finished share (1 at the goal), with epochs that of the slowest rank. Call it in every rank.
+        """Return the finished share of the training, 1 at the goal. Call it in every rank.
 
-        ``tokens``: counted by this rank, as if all other ranks had received as many.
+        ``tokens``: of all ranks, estimated as this rank's number times the number of ranks. If ranks may differ, they
+        exchange their numbers, and the share of epochs is that of the slowest rank.
         """
         if self._agreed[0] != steps or self._group is None:
             if self._group is not None:
@@ -164,7 +177,7 @@ class Watch(Protocol):
     """Observer of a training's steps that may end the training, such as a sweep's trial."""
 
     def loss(self, step: int, value: float) -> None:
-        """Receive the loss of a step, in order of steps, as late as the device and compute.sync decide."""
+        """Receive the loss of a step, in the order of steps, possibly later than :meth:`step` (``compute.sync``)."""
         ...
 
     def step(self, steps: int, tokens: int) -> bool:
@@ -202,7 +215,11 @@ class TrainingState:
         self.samples: SampleTable | None = None
 
     def open(self, prepared: Prepared, model: str | None, checkpoint: Checkpoint | None, run: Path) -> OpenTraining:
-        """Open the training at ``checkpoint`` (None: its beginning), ready for the next step. Raises InputError."""
+        """Open the training at ``checkpoint`` (None: its beginning), ready for the next step.
+
+        ``model``: fingerprint of the model's code or files; None for a preset. ``run``: folder of this part's ledger.
+        Raises InputError if the checkpoint does not fit the configuration or data, or if the training cannot start.
+        """
         from trainer.data.position import DataPosition
 
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
@@ -230,7 +247,11 @@ class TrainingState:
         return self.training
 
     def _resume(self, checkpoint: Checkpoint, prints: dict[str, str | None]) -> tuple[Resumed, DataPosition]:
-        """Return state and data position of ``checkpoint``. Raises InputError if ``prints`` differ."""
+        """Return the states in ``checkpoint`` and its data position. Newer checkpoints are removed.
+
+        ``prints``: fingerprints of data and model by name. Raises InputError if they or the configuration differ from
+        the checkpoint's.
+        """
         from trainer.checkpoint import check_identity
         from trainer.checkpoint_folder import remove_newer
         from trainer.checkpoint_ranks import make_store
@@ -259,7 +280,7 @@ class TrainingState:
     def _recorder(
         self, prepared: Prepared, resumed: bool, compute: Compute, queue: RunQueue | None
     ) -> TrainingRecorder:
-        """Open the tables of this rank (rank 0 only), and return the recorder that fills them."""
+        """Return this rank's recorder. Rank 0 also opens the tables to fill: losses, evaluations, sample texts."""
         from trainer.evaluate import TextSampler
 
         first, path = self._ranks.rank.is_first, self._folder
@@ -277,7 +298,10 @@ class TrainingState:
         return recorder
 
     def _about(self, prints: dict[str, str | None]) -> JsonObject:
-        """Return a checkpoint's record: tokens, configuration, fingerprints. Losses are in the table."""
+        """Return a checkpoint's record: tokens, configuration, and ``prints`` (fingerprints of data and model by name).
+
+        Flush losses.csv, so that it has every loss up to the checkpoint.
+        """
         from trainer.checkpoint import identity
 
         assert self.losses is not None
@@ -295,7 +319,10 @@ class TrainingState:
             self.losses.synchronize()
 
     def _pass_over(self, batches: Batches) -> None:
-        """Drop the batches before the first step, made as for training. Raises InputError at the end."""
+        """Take and drop the batches of all steps before ``resume.step``, where training begins.
+
+        Raises InputError if the training would end by that step, KeyboardInterrupt after a signal.
+        """
         steps = self._config.first_step
         shows = steps and self._ranks.rank.is_first
         with announced(f"skipping the data of steps 0 to {steps - 1:,}") if shows else nullcontext():
@@ -311,7 +338,10 @@ class TrainingState:
 
 
 def _begin_worker(attach: Callable[[int], None], worker: int) -> None:
-    """Ignore signals to the process group, then call ``attach``: the last checkpoint needs the worker's batch."""
+    """Make this loader worker ignore Ctrl-C and termination signals to the process group, then call ``attach``.
+
+    A training that is stopped needs its workers until it has saved its last checkpoint.
+    """
     for number in (signal.SIGINT, *TERMINATING):
         signal.signal(number, signal.SIG_IGN)
     attach(worker)

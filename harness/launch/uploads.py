@@ -94,7 +94,10 @@ class Destination:
         return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
-        """Count copies removed or changed at the URL as missing. If it cannot be listed, set :attr:`unlisted`."""
+        """Compare the copies at the URL with the record of copied files. Removed or changed copies are now missing.
+
+        If the URL cannot be listed, only set :attr:`unlisted` to the reason.
+        """
         if not self._there:
             return
         try:
@@ -109,7 +112,7 @@ class Destination:
                 del self._there[name]
 
     def _same_content(self, name: str) -> bool:
-        """Return True if the local file ``name`` has the same bytes as the remote one, or was removed."""
+        """True if the local file ``name`` and its copy have the same bytes, or if the local file was removed."""
         try:
             with (
                 open(self.folder / name, "rb") as local,
@@ -125,9 +128,10 @@ class Destination:
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy the missing files in order, until a copy fails for :attr:`reason`. Return True if all are copied.
+        """Copy the files of :meth:`missing`. Return True if all are copied. Else :attr:`reason` has the last failure.
 
-        Files removed locally may be removed there. ``pause`` waits before another attempt; False stops them.
+        A failed copy is tried again after ``pause(seconds)``, which returns False to give up. The first file that fails
+        ends the pass. A pass to the end also removes copies of locally removed files (:func:`_may_go`).
         """
         blocked = ""
         for name in self.missing():
@@ -328,9 +332,10 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
-    """True if the file ``name``, removed locally, is to be removed at the URL: no table at the top level.
+    """True if the copy of ``name``, a file that was removed locally, is to be removed at the URL too.
 
-    A checkpoint goes only if a newer complete one exists: freeing local space must not remove the copy.
+    Files at the top level are kept. Files of a checkpoint are removed only if a newer complete checkpoint is among the
+    local files ``here``, because a user may free local space.
     """
     folder, _, rest = name.partition("/")
     if folder != CHECKPOINTS:

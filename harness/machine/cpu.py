@@ -88,7 +88,7 @@ _READINGS, _BATCHES = 2000, 5  # some milliseconds even if each reading is a sys
 
 @dataclass(frozen=True)
 class Clock:
-    """The clock source, the alternatives that the kernel offers, and the cost of a reading (:func:`read_clock`)."""
+    """The kernel's clock source, its alternatives, and the ns that one reading takes. Read by :func:`read_clock`."""
 
     source: str | None
     available: tuple[str, ...]
@@ -249,7 +249,10 @@ def check_quota(
 
 
 def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Check]:
-    """Yield the line on the CPUs of a Slurm job: granted against allowed. Nothing outside of a job."""
+    """Yield the line that compares the CPUs that Slurm granted to this task with those that it may use.
+
+    Yields nothing outside of a Slurm job.
+    """
     if "SLURM_JOB_ID" not in environ:
         return
     granted = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE") or ""
@@ -295,7 +298,10 @@ def check_frequency(frequency: Frequency, processor: Processor) -> Check:
 
 
 def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, environ: Mapping[str, str]) -> Check:
-    """Return the line on torch's own number of threads. Warns if it exceeds the usable CPUs, or is 1 on many."""
+    """Return the line on ``threads``, torch's default number of threads. ``quota``: CPU quota, if any.
+
+    It warns if there are more threads than usable CPUs, or only 1 thread for 4 or more.
+    """
     allowed = len(processor.allowed)
     usable = max(min(allowed, int(quota.cores)), 1) if quota is not None else allowed
     named = [f"{name}={environ[name]}" for name in THREAD_VARIABLES if name in environ]

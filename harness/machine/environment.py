@@ -114,7 +114,7 @@ def record_environment() -> JsonObject:
 
 
 def record_user_environment() -> JsonObject:
-    """Return the environment as JSON for user code, with the commit of the checkout around the current folder."""
+    """Return the environment as JSON, with the commit of the current folder's checkout, not of the harness's own."""
     return read_environment(Path.cwd()).to_json()
 
 

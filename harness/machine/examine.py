@@ -52,9 +52,10 @@ class Examination:
     def checks(
         self, threads: int | None, needs: Needs | None = None, fit: Callable[[], Iterable[Check]] = tuple
     ) -> list[Check]:
-        """Wait for the readings and return all lines in reading order. A failed reading gives a warning line.
+        """Wait for the readings and return all lines, in the order of display. A failed reading gives a warning line.
 
-        ``threads``: of the CPU profile (None: torch's choice). ``needs``, ``fit``: of a scenario, if any.
+        ``threads``: number for the check of this CPU's profile; None: torch's. ``needs``: a scenario's needs; ``fit``:
+        returns the checks of whether it fits here.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),

@@ -96,7 +96,7 @@ def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
 
 
 def below(root: Path, path: str) -> Path:
-    """Return the absolute path ``path`` of the examined system as a path below ``root``, its file system."""
+    """Return the path at which the absolute ``path`` of the examined system lies, if its files are below ``root``."""
     return root / path.lstrip("/")
 
 

@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 class Look(Generic[T]):
-    """Reading that starts at once in a daemon thread. :meth:`result` waits until ``limit_s`` seconds from now."""
+    """Reading that starts in a daemon thread when it is created. It may take ``limit_s`` seconds from its creation.
+
+    :meth:`result` waits for the rest of this time.
+    """
 
     def __init__(self, read: Callable[[], T], limit_s: float) -> None:
         self._until, self._limit_s = monotonic() + limit_s, limit_s
@@ -54,7 +57,10 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 
 def facts_of_module(module: str, limit_s: float) -> JsonObject:
-    """Return the JSON that ``python -m module`` prints last. Raise RuntimeError, or TimeoutError after ``limit_s``."""
+    """Return the last line that ``python -m module`` prints, parsed as JSON.
+
+    Raises RuntimeError if the program fails or prints nothing, TimeoutError after ``limit_s`` seconds.
+    """
     own_root = Path(__file__).resolve().parents[2]
     safe = [] if Path.cwd() == own_root else ["-P"]  # The user's folder may contain its own trainer.py or harness/.
     status, output, errors = output_of([sys.executable, *safe, "-m", module], limit_s)

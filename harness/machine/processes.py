@@ -106,7 +106,10 @@ def children(pid: int, root: Path = ROOT) -> list[int]:
 
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
-    """Return {process id: role} of ranks that process ``pid`` started here (``rank-1``) and ``rank-1-child-0``."""
+    """Return {process id: role} of the ranks 1 and up that process ``pid`` started, and of all their descendants.
+
+    Roles: ``rank-1`` for rank 1, ``rank-1-child-0`` for its first descendant.
+    """
     roles: dict[int, str] = {}
     for rank in children(pid, root):
         name = (read_text(root / "proc" / str(rank) / "comm") or "").strip()

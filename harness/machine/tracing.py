@@ -126,7 +126,7 @@ def read_permissions(root: Path = ROOT) -> Permissions:
 
 
 def try_py_spy(limit_s: float = TRACE_TRY_LIMIT_S) -> PySpyTool:
-    """Let py-spy dump this process. ``limit_s``: timeout of each of the two calls in seconds."""
+    """Try to dump this process with py-spy. ``limit_s``: timeout in seconds of ``py-spy --version`` and of the dump."""
     program = find_py_spy()
     if program is None:
         return PySpyTool(None, "not installed")

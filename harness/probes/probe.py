@@ -130,10 +130,10 @@ CLOSING = next(kind for kind in PROBES if kind.name == "torch_profiler")  # prob
 
 @dataclass(frozen=True)
 class RunProbes:
-    """Probes of one run, with their settings. The JSON is part of the protocol (``harness.launch.protocol``).
+    """Probes of one run, with their settings. The launcher sends them to the run as JSON (``harness.launch.protocol``).
 
-    It is {"ledger", "windows"} and settings by name (null: no such probe). "closing" is present only if set, because
-    older states ignore it.
+    The JSON has the fields ``ledger`` and ``windows``, and the settings of each probe by its name (null: no such
+    probe). "closing" is present only if set, because older versions of the code do not know it.
     """
 
     ledger: bool = True  # False only in a bare run, which records no phases or stages
@@ -171,7 +171,9 @@ class RunProbes:
 
 
 class ProbeSet:
-    """All probes of one run except its ledger, made before its loader's workers. See :class:`Probe` for the order."""
+    """All probes of one run, made before its loader's workers start. The ledger (recorder of phases and stages) is not
+    one of them. See :class:`Probe` for the order of the calls.
+    """
 
     def __init__(self, probes: RunProbes, folder: Path) -> None:
         self._windows = probes.windows

@@ -182,7 +182,9 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
 
 
 def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
-    """Return ``config`` with the former behaviour for missing keys; without these keys for synchronous devices."""
+    """Return ``config`` (dotted keys) with the keys of ``BEFORE`` that it lacks: code without such a key always behaved
+    as with the value given there. ``synchronous``: True to remove all keys of ``BEFORE`` instead.
+    """
     if synchronous:
         return {key: value for key, value in config.items() if key not in BEFORE}
     return {**BEFORE, **config}
@@ -259,7 +261,11 @@ def _comparison(
 
 
 def _high_blocks(sides: _PartValues, blocks: Sequence[int], within: float) -> HighBlocks | None:
-    """Return the candidate's blocks (of ``blocks``) of a higher kind; None without, or if the baseline has them too."""
+    """Return the candidate's blocks that form a separate group of high values (:func:`high_blocks`). None if there is
+    no such group, or if the baseline has one too.
+
+    ``blocks``: numbers of the candidate's blocks. ``within``: fraction that counts as the same.
+    """
     names = blocks if len(blocks) == len(sides.candidate) else range(len(sides.candidate))
     ours, theirs = (
         {block: math.log(value / median(values)) for block, value in zip(places, values, strict=True) if value > 0}
@@ -289,7 +295,9 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
 
 @dataclass(frozen=True)
 class _PartValues:
-    """Values of one part of a step (or memory, startup) in two studies, one per block."""
+    """Values of one quantity in two studies, one per block: ms per step of the step or a part of it, MiB of peak
+    memory, or ms of startup.
+    """
 
     part: str
     baseline: Sequence[float]
@@ -297,9 +305,10 @@ class _PartValues:
 
 
 def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
-    """Decide from values of two studies, which did not alternate. ``within``: fraction that counts as the same.
-    ``noisy``: the series whose A/A control gives the noise floor; None: no floor. ``level``: confidence of the
-    interval. ``days``: sessions that show the variation between days; None if days do not differ.
+    """Decide from ``sides``, values of two studies that did not alternate. ``within``: fraction that counts as the
+    same. ``noisy``: the study whose A/A control gives the noise floor; None: no floor. ``level``: confidence of the
+    interval, 0 to 1. ``days``: kept sessions, whose scatter widens the interval; None for a quantity that does not vary
+    between days.
     """
     base_log, other_log = (
         from_block_values([math.log(value) for value in values if value > 0], level)

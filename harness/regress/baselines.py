@@ -65,7 +65,9 @@ class Baseline:
         return (*self.earlier, session_of(self.series, self.level))
 
     def limits_of_detection(self, within: float) -> Detection:
-        """Return the smallest change that a check on another day can detect. ``within``: fraction that is the same."""
+        """Return the smallest change of the step time that a check on another day can detect. ``within``: fraction of
+        the step time that counts as the same.
+        """
         allowance, measured = self.days.between(STEP, CONFIDENCE)
         edge = math.log1p(within)
         return Detection(math.expm1(edge + allowance), allowance < edge, measured, self.days.more_sessions)
@@ -78,7 +80,9 @@ class Baseline:
 
 @dataclass(frozen=True)
 class _History:
-    """Content of a baseline file besides the newest session: earlier sessions, and the newest code state's number."""
+    """Part of a baseline file: the sessions before the newest one, and the newest session's ``level`` (number of its
+    code state).
+    """
 
     earlier: tuple[Session, ...] = field(default=())
     level: int = 0
@@ -190,7 +194,9 @@ def whole_gib(amount: Json) -> Json:
 
 
 def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
-    """Return the baseline of the arm and environment of ``series``. Raise NoBaselineError without one."""
+    """Return the kept baseline of the arm and environment of ``series``. Raise NoBaselineError if there is none.
+    ``command``: command that keeps a baseline, for the error's text.
+    """
     path = path_of(folder, series)
     if path.is_file():
         return read(path)
@@ -198,7 +204,9 @@ def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
 
 
 def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
-    """Raise NoBaselineError if this arm has no baseline in ``environment``, whatever the device (not known yet)."""
+    """Raise NoBaselineError if no baseline of this arm was kept in ``environment``. The device may differ: it is
+    unknown before a run. ``command``: command that keeps a baseline, for the error's text.
+    """
     machine = _machine_of(environment)
     if not any(_machine_of(baseline.series.environment) == machine for baseline in _of_arm(folder, scenario, arm)):
         raise _missing(folder, scenario, arm, machine, command)

@@ -77,7 +77,7 @@ def looks() -> Iterator[int]:
 
 
 def is_look(blocks: int) -> bool:
-    """Return True if a decision is tried after this number of blocks."""
+    """Return True if a decision is tried after this number of blocks (see :func:`looks`)."""
     return blocks == next(look for look in looks() if look >= blocks)
 
 
@@ -96,9 +96,11 @@ def decide(
 ) -> Decision:
     """Decide from ``logs``: log(candidate / baseline), one per block. ``within``: fraction that counts as the same.
 
-    Slower: the interval is beyond ``within``, and the median beyond the noise floor. Same: the interval is inside
-    ``within``. ``noise``: the same logs for the baseline's A/A control; empty without one. ``confidence``: level of the
-    interval; None: that of the look. ``estimate``: returns the median with its interval, from logs and a level.
+    Slower or faster: the whole interval lies above or below the range ``within``, and the median is farther from 0 than
+    the noise floor. Same: the interval lies inside that range. Else undecided. ``noise``: log(A/A control / baseline),
+    one per block, which gives the noise floor; empty without a control. ``confidence``: level of the interval, 0 to 1;
+    None: :func:`confidence_at` this number of blocks. ``estimate``: returns the centre with its interval, from logs and
+    a level.
     """
     level = confidence_at(len(logs)) if confidence is None else confidence
     return judge(estimate(logs, level), within, estimate(noise, CONFIDENCE), level)
@@ -210,12 +212,12 @@ class HighBlocks:
 
 
 def high_blocks(logs: Mapping[int, float], within: float, candidate: Mapping[int, float]) -> HighBlocks | None:
-    """Return the candidate's blocks of a higher kind; None if all are of one kind.
+    """Return the candidate's blocks that form a separate group with high values; None if there is no such group.
 
-    ``logs``: log of the change, by block. ``candidate``: log of the candidate's own value, by block: it has to be
-    higher there as well, else the baseline is of two kinds. The blocks are fewer than half, exceed ``within``, and
-    raise the mean by more. Their gap to the others is at least :data:`HIGH_GAP_MIN` times the others' scatter. A single
-    block may be a disturbance.
+    ``logs``: log of the change, by block. ``candidate``: log of the candidate's own value, by block: it has to be high
+    in the group as well, else the baseline is low there. The group has fewer than half of the blocks, exceeds
+    ``within`` (a fraction), and raises the mean of all by more than that. The gap to the others is more than
+    :data:`HIGH_GAP_MIN` times the others' scatter. A single block is no group: it may be a disturbance.
     """
     order = sorted(logs, key=logs.__getitem__)
     splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
@@ -313,10 +315,13 @@ class StateComparison:
 
     @property
     def verdict(self) -> Outcome:
-        """Worst outcome of everything that must not grow: the typical step, all measured time, and the gates.
+        """Outcome over everything that must not grow: the typical step, all measured time, and the gates (memory,
+        startup).
 
-        These bar "same" and "faster": a busy machine, different work, a lead of prefetched batches, a slower kind of
-        blocks. "Slower" stays valid on a busy machine if both sides alternated, because it slows both.
+        "slower" if one of these is slower. "undecided" if one of them looks worse than allowed, or if "same" and
+        "faster" are barred: by a doubt (such as a busy machine), different work on both sides, prefetched batches that
+        may explain the change, or a group of slower blocks. A doubt bars "slower" too, unless both sides alternated.
+        Else the step's outcome.
         """
         decisions = [
             self.step,
@@ -333,7 +338,10 @@ class StateComparison:
 
     @property
     def cause(self) -> Cause | DoubtKind | None:
-        """First reason why the verdict is undecided; None if it is decided."""
+        """Reason why the verdict is undecided; None if it is decided. Of several reasons the first of: nothing could be
+        compared, a doubt (its kind), slow blocks, the step's own reason, other work, prefetched batches ("used lead"),
+        another open check.
+        """
         if self.verdict != "undecided":
             return None
         if self.missing is not None:

@@ -46,7 +46,7 @@ OTHER_WORK_FACTS = frozenset(
 
 @dataclass(frozen=True)
 class _FinishedRun:
-    """Ledger (times per step) and rounds (times per part) of a finished run."""
+    """Times of one finished run: by step (``ledger``), and means over each round by part of the step (``rounds``)."""
 
     ledger: RunLedger
     rounds: Rounds
@@ -196,7 +196,9 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
 
 
 def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
-    """Return the median time per step (ms) that the step waited for ``stage``; None if no block has a valid replay."""
+    """Return how long a step waited for ``stage`` (ms, median over ``blocks``); None if replay shows it for no block.
+    ``side``: rounds of one side's runs, by block.
+    """
     times_ms = [time_ms for block in blocks if (time_ms := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
     return median(times_ms) if times_ms else None
 
@@ -209,7 +211,9 @@ def _parts(
     within: float,
     level: float,
 ) -> list[Part]:
-    """Return the decisions on parts of at least :data:`NOTICEABLE_PART`. Their intervals hold jointly (Bonferroni)."""
+    """Return a decision for each phase and stage that takes at least :data:`NOTICEABLE_PART` of the baseline's step
+    time on either side. ``level``: confidence with which all their intervals hold together (Bonferroni).
+    """
     step_ms = _median_ms(baseline, blocks, STEP)
     noticeable = []
     for name in PARTS:

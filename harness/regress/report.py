@@ -57,7 +57,9 @@ def overall(comparisons: Sequence[StateComparison]) -> Outcome:
 
 
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
-    """Return all fields of the comparisons (``contests`` in schema 1) as JSON, with verdicts and sentences."""
+    """Return the overall verdict, the notes, and all fields of each comparison with its verdict and sentence, as JSON.
+    The comparisons are under the key ``contests`` (schema 1).
+    """
     entries = [
         {**_plain(comparison), "verdict": comparison.verdict, "sentence": sentence(comparison)}
         for comparison in comparisons

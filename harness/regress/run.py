@@ -111,8 +111,10 @@ def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, contro
 
 
 def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
-    """Return the plan of ``arms``, three per comparison, for :data:`MOST_BLOCKS_PLANNED` blocks. Each block shuffles
-    the comparisons. The three arms of one stay neighbours, in each of their six orders in turn.
+    """Return the plan of ``arms`` (three neighbours per comparison) for :data:`MOST_BLOCKS_PLANNED` blocks.
+
+    Each block shuffles the comparisons, and keeps the three arms of a comparison together. Six blocks in a row have the
+    three arms in each of their six orders once.
     """
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
@@ -131,7 +133,9 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
 
 @dataclass(frozen=True)
 class RegressionResult:
-    """Result of a regression check."""
+    """Result of a regression check: the study's folder and status, its comparisons with their decisions, and the time
+    spent.
+    """
 
     folder: Path
     status: str  # status of the study: done, failed, interrupted
@@ -141,9 +145,11 @@ class RegressionResult:
 
 
 class UntilDecided:
-    """Called after each block; returns True if all is decided, the budget is spent, or no comparison has a block
-    finished on both sides after :data:`HOPELESS_BLOCKS`. ``spent_s``: seconds of the budget used at the end of the last
-    block.
+    """Rule that ends a check, called after each block. Returns True to end: every comparison is decided, the next block
+    would not fit into the budget, or after :data:`HOPELESS_BLOCKS` blocks no comparison has one that both sides
+    finished.
+
+    ``spent_s``: seconds of the budget used at the end of the last block.
     """
 
     def __init__(self, limits: Limits, budget_s: float) -> None:
@@ -170,11 +176,12 @@ def run_comparisons(
     asked: ComparisonPlan, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
     arms: Mapping[str, ArmRecord] | None = None,
 ) -> RegressionResult:  # fmt: skip
-    """Run ``asked`` as a study under ``out`` until all is decided, and return the result.
+    """Run ``asked`` as a study under ``out`` until every comparison is decided, or ``budget_s`` seconds are spent.
 
-    ``arms``: the records from :func:`with_codes`, for arms that run other code; None: all run this code. A decision is
-    tried at the looks, and at the end, when one more block would not fit into ``budget_s`` seconds. A block that still
-    runs when the budget is spent is ended and dropped.
+    ``command``: command line, for the study's record. ``source``: path of the scenario file. ``limits``: changes that
+    count as the same. ``arms``: records by arm from :func:`with_codes`, for arms that run other code; None: all run
+    this code. A decision is tried at the looks (:func:`is_look`), and at the end, when one more block would not fit
+    into the budget. A block that still runs when the budget is spent is ended and dropped.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
@@ -225,7 +232,9 @@ def with_codes(
 
 
 def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the defaults that differ between base and head, and show in no run: both get one configuration."""
+    """Return the keys whose default differs between the states base and head. Such a difference changes no run, because
+    both states run with the same value for every key.
+    """
     base_values, head_values = flatten(base), flatten(head)
     return tuple(
         OtherDefault(key, base_values[key], head_values[key])
@@ -235,7 +244,10 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, .
 
 
 def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour."""
+    """Return the keys of ``BEFORE`` that exactly one state lacks, if an arm sets another value than ``BEFORE`` gives:
+    the state without the key behaves as with the value in ``BEFORE``. ``base``, ``head``: each state's default
+    configuration.
+    """
     differing = []
     for key, former in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]

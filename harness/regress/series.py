@@ -100,12 +100,12 @@ def rounds(run: RunData) -> Rounds | None:
 
 
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
-    """Return the median over rounds of log(candidate / baseline) and log(candidate / control) of ``part``.
+    """Return the median over rounds of log(candidate / baseline), for the time of ``part``. None if a side lacks
+    ``part``, or spent no time on it in over half of the rounds.
 
-    ``control``: the baseline's A/A run, which counts only if it ran in the same rounds; blocks then scatter less
-    (results/reference/detection-power). The two are not averaged before dividing, because a jump of the machine's speed
-    under either would then spoil the round. None if a side lacks ``part``, or spent no time on it in over half of the
-    rounds.
+    ``control``: run of the baseline's A/A control. If it ran in the same rounds, its log(candidate / control) of each
+    round joins the median, and blocks scatter less (results/reference/detection-power). Baseline and control are not
+    averaged before dividing: a jump of the machine's speed during one of them would then spoil the round.
     """
     logs = [
         np.log(pair[1][positive] / pair[0][positive])
@@ -118,7 +118,10 @@ def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: 
 
 
 def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
-    """Return the log of candidate's / baseline's total step time, which a rare long step moves; None without time."""
+    """Return the log of the candidate's total step time / the baseline's. A rare long step changes the total, but not
+    :func:`typical_log`. None if a side's time is 0 or was not measured. If the numbers of rounds differ, medians over
+    rounds replace the totals.
+    """
     pair = _paired(baseline, candidate, STEP)
     if pair is None or not pair[0].sum() > 0 or not pair[1].sum() > 0:
         return None
@@ -152,7 +155,9 @@ FACTS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """Typical values of one arm, one per finished block, made by :func:`series_of`. A baseline file contains one."""
+    """Figures of one arm in one study, made by :func:`series_of`. Lists have one value per finished block; times are
+    medians over its rounds. A baseline file contains the series of its newest session.
+    """
 
     scenario: FolderName
     arm: FolderName
@@ -274,7 +279,7 @@ STARTUP = "startup"  # name of the startup among the parts of a session
 
 @dataclass(frozen=True)
 class Session:
-    """One study of a baseline."""
+    """Medians of one study that was saved into a baseline file."""
 
     created_utc: str
     level: int = 0  # number of a code state: only the machine makes sessions of one level differ
@@ -284,7 +289,7 @@ class Session:
 
 @dataclass(frozen=True)
 class BetweenDays:
-    """Allowance for the variation between days in a comparison of studies of different days."""
+    """Variation between days, by which the interval of a comparison of two studies of different days was widened."""
 
     allowance: float  # a fraction, at the level of the decision
     sessions: int  # number of kept sessions of the newest level
@@ -301,7 +306,9 @@ class Days:
 
     @property
     def level(self) -> tuple[Session, ...]:
-        """Sessions of the newest level, which ran the newest code state."""
+        """Sessions of the newest level. A level is the number of a code state in the baseline, and grows only if the
+        code's speed was changed on purpose (``baselines.save``).
+        """
         newest = max((session.level for session in self.sessions), default=0)
         return tuple(session for session in self.sessions if session.level == newest)
 
@@ -311,16 +318,20 @@ class Days:
         return max(MIN_SESSIONS - 1 - (len(self.sessions) - len(self._levels())), 0)
 
     def centre(self, part: str) -> float | None:
-        """Return the mean log(ms) of ``part`` over the newest level's sessions; None if too few or not ``centred``."""
+        """Return the mean over the newest level's sessions of log(time of ``part`` in ms). None if fewer than
+        MIN_SESSIONS of these sessions have ``part``, or if ``centred`` is False.
+        """
         logs = _logs(self.level, part)
         return fmean(logs) if self.centred and len(logs) >= MIN_SESSIONS else None
 
     def between(self, part: str, confidence: float) -> tuple[float, bool]:
-        """Return half the width of the interval of a new day's log(ms) around the centre, and True if sessions show it.
+        """Return (half width, measured): a new day's log(ms) of ``part`` lies within the half width of the centre.
 
-        False: too few sessions, so :data:`DAY_DEVIATION` is assumed. ``confidence``: level of the interval. This is a
-        prediction interval: the new day is one draw, and the centre is a mean of few days. Levels share a machine, so
-        their scatter is pooled. Similar days in a row hold less information than independent days, so they widen it.
+        ``measured``: True if the kept sessions give the half width, False if there are too few, so
+        :data:`DAY_DEVIATION` is assumed. ``confidence``: level of this interval, 0 to 1. It is a prediction interval:
+        the new day is one draw, and the centre is a mean of few days. The scatter within each level is pooled, because
+        all levels ran on one machine. Similar days in a row hold less information than independent days, so they widen
+        the interval.
         """
         groups = [
             _logs([session for session in self.sessions if session.level == level], part) for level in self._levels()
@@ -352,7 +363,9 @@ def session_of(series: BlockSeries, level: int) -> Session:
 
 
 def apart(one: str, other: str) -> bool:
-    """Return True if two readable times (UTC, ISO 8601) are :data:`SESSION_APART_H` hours apart: two sessions."""
+    """Return True if two times (UTC, ISO 8601) are at least :data:`SESSION_APART_H` hours apart, so that their studies
+    count as two sessions. False if a time is not readable.
+    """
     try:
         first, second = (datetime.fromisoformat(text).replace(tzinfo=None) for text in (one, other))
     except ValueError:

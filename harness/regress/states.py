@@ -54,7 +54,7 @@ _START_S = 60  # seconds to start Python alone
 
 @dataclass(frozen=True)
 class State:
-    """State of the user's code, found by :func:`find_states`."""
+    """One state of the user's code, as a folder with its files; found by :func:`find_states`."""
 
     folder: Path  # its working directory
     label: str  # its commit (``+changes`` if files differ), or the folder's name without a repository
@@ -173,7 +173,12 @@ def _import_folders() -> list[Path]:
 
 
 def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders of ``root`` that replace ``imported`` ones of the repository ``stands_for``, if they exist."""
+    """Return the folders of ``root`` that take the place of ``imported`` folders on Python's path.
+
+    ``root``: another copy of the repository at ``stands_for``. An imported folder inside ``stands_for`` is replaced by
+    the folder of the same relative path in ``root``, if it exists there. Folders of installed packages are not
+    replaced.
+    """
     # Packages of an environment within the repository are not the user's code.
     packages = [prefix for prefix in (Path(sys.prefix), Path(sys.base_prefix)) if prefix.is_relative_to(stands_for)]
     folders = []
@@ -201,11 +206,12 @@ def run_user_states(
     asked: ComparisonPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
     budget_s: float,
 ) -> RegressionResult:  # fmt: skip
-    """Run the arms of ``asked`` with the user's code at ``base`` (twice) and ``head`` until all is decided, or
-    ``budget_s`` seconds are spent.
+    """Run the arms of ``asked`` with the user's code at ``base`` (twice, the second time as A/A control) and at
+    ``head``, as :func:`run_comparisons` does with the same parameters. ``budget_s`` includes the preparation of both
+    states.
 
-    Raise InputError if a side is neither a folder nor a revision of the repository around this folder, or if it lacks a
-    function that an arm names.
+    Raise InputError if a side is neither a folder nor a revision of the repository around the current folder, or if it
+    lacks a function that an arm names.
     """
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
@@ -296,11 +302,12 @@ def run_command_states(
     plan: CommandPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
     budget_s: float,
 ) -> RegressionResult:  # fmt: skip
-    """Run each command of ``plan`` at ``base`` (twice) and ``head`` until all is decided, or the budget is spent. A
-    block that is still running then is dropped.
+    """Run each arm's program of ``plan`` with the user's code at ``base`` (twice, the second time as A/A control) and
+    at ``head``, until every comparison is decided or ``budget_s`` seconds are spent. A block that is still running then
+    is dropped. ``command``, ``source``, ``limits``: as for :func:`run_comparisons`.
 
-    Raise InputError if a side is neither a folder nor a revision of the repository around this folder, or if it lacks a
-    function that trains.
+    Raise InputError if a side is neither a folder nor a revision of the repository around the current folder, or if it
+    lacks a function that trains.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:

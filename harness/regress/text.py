@@ -205,7 +205,7 @@ def missing(c: StateComparison) -> str:
 
 
 def difference(one: Difference) -> str:
-    """Return text such as ``environment.cores is 2 against 4``."""
+    """Return text such as ``environment.cores is 2 against 4``, the baseline's value first."""
     return f"{one.key} is {_shown(one.baseline, one.unit)} against {_shown(one.candidate, one.unit)}"
 
 
@@ -218,7 +218,7 @@ def _shown(value: Any, unit: str) -> str:
 
 
 def default(one: OtherDefault) -> str:
-    """Return the text of a configuration default that differs between the two states of the code."""
+    """Return a line on a configuration key whose default differs between base and head, or that one of them lacks."""
     if one.text:
         return one.text
     if one.lacking:
@@ -323,7 +323,9 @@ def _floor(decision: Decision) -> str:
 
 
 def kept_note(kept: Baseline, within: float) -> str:
-    """Return which changes a check against ``kept`` can detect beyond ``within``, and how to detect smaller ones."""
+    """Return a note on a check of another day against ``kept``: the smallest slowdown that it detects, and how to
+    detect smaller ones. ``within``: fraction that counts as the same.
+    """
     detection = kept.limits_of_detection(within)
     text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(detection.slowdown)}"
     text += f" or more (--within {percent(within)})"

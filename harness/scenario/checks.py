@@ -169,7 +169,9 @@ def _claims(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _named_arms(scenario: Scenario) -> Iterator[Problem]:
-    """Yield a problem per unknown arm in ``requires`` or ``isolated_baseline``, or without data-only control."""
+    """Yield a problem for each unknown arm in ``requires`` and ``isolated_baseline``, and one if ``isolated_baseline``
+    is given without the data-only control.
+    """
     before = list(scenario.arms)
     for name in scenario.requires:
         if name not in scenario.arms:

@@ -43,7 +43,7 @@ _PLACE = re.compile(r"\{(\w+)\}")
 
 
 class CommandScenario(Config):
-    """One scenario file with a ``command`` or a ``loop``."""
+    """One scenario file whose arms are the user's programs: a ``command`` or a ``loop`` (function that trains)."""
 
     name: Name
     question: str
@@ -102,7 +102,9 @@ class CommandArm:
 
     @property
     def declared(self) -> JsonObject:
-        """Entry in study.json: values that differ from base (else the command), and the user's label."""
+        """Entry in study.json: the arm's values besides those of base, or the command's text if there are none; and the
+        label of the user's code, if any.
+        """
         entry: JsonObject = {COMMAND: dict(self.values) or self.text}
         return entry if self.code is None else {**entry, "code": self.code}
 
@@ -190,7 +192,9 @@ def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm
 
 
 def _runs(scenario: CommandScenario, values: dict[str, Value]) -> tuple[str, str]:
-    """Return and remove (COMMAND, command) or (LOOP, function); the arm's entry wins. Empty if neither is given."""
+    """Remove the keys ``command`` and ``loop`` from ``values``, which are an arm's. Return (COMMAND, command) or (LOOP,
+    function) from there, else from the scenario; (COMMAND, "") if neither gives one.
+    """
     arm_entries = {key: values.pop(key, None) for key in (COMMAND, LOOP)}
     for kind, entry in (*arm_entries.items(), (COMMAND, scenario.command), (LOOP, scenario.loop)):
         if entry is not None:

@@ -146,7 +146,9 @@ def read_merged(path: Path, what: str = "a scenario", needs: str = "name, questi
 
 
 def apply_set(document: Document, text: str) -> None:
-    """Merge ``--set key=value`` over ``document``. Raises InputError if malformed, forbidden or without effect."""
+    """Merge the option ``--set`` with ``text`` (key=value) into ``document``, in place. Raises InputError if the text
+    is malformed, if only a file may set the key, or if the matrix or every arm sets it anyway.
+    """
     label = one_line(f"--set {text}")
     key, equals, value_text = text.partition("=")
     key = key.strip()
@@ -165,7 +167,9 @@ def apply_set(document: Document, text: str) -> None:
 
 
 def option_layer(key: str, value: Json, label: str) -> Document:
-    """Return a document with the dotted ``key`` of an option. ``label``: the option, for its marks and for errors."""
+    """Return a document with only ``value`` at the dotted ``key``. ``label``: text of the command-line option, which
+    errors name as the place of the key. Raises InputError for a malformed key.
+    """
     try:
         layer = Document(expand({key: value}))
     except DottedKeyError as error:
@@ -237,7 +241,9 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _check_effect(data: JsonObject, base: Json, label: str) -> None:
-    """Raise InputError for a --set whose key the matrix or every arm sets. ``base``: keys that base sets."""
+    """Raise InputError if a ``--set`` has no effect, because the matrix or every arm of the scenario ``data`` sets its
+    key. ``base``: what the option sets below base; None if nothing. ``label``: text of the option, for the error.
+    """
     arms, matrix = (section(data, key) for key in ("arms", "matrix"))
     for leaf in flatten(base) if isinstance(base, dict) else ():
         if leaf in matrix:

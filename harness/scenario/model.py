@@ -70,7 +70,7 @@ class Compare(Config):
 
 
 class Claim(Config):
-    """A common claim (harness.scenario.claims) and the arms that decide it, by their names after the matrix."""
+    """A common claim (harness.scenario.claims) and the arms that decide it. In a matrix, names are exact."""
 
     claim: ClaimName
     arm: str
@@ -93,7 +93,7 @@ class OwnClaim(Config):
     `tokens/s`, `training speed` (trained tokens/s), `sync share`, `tokenization share` and `device use` (of the step,
     0 to 1), `cpu use` (cores, all processes), `stored bytes per byte of text` (of pretokenized data)."""
     arms: list[str] = Field(min_length=1, max_length=2)
-    """One arm: its figure. Two arms: figure of the first / figure of the second. Names are those after the matrix."""
+    """One arm: its figure. Two arms: figure of the first / figure of the second. In a matrix, names are exact."""
     low: float = Field(alias="from", ge=0, allow_inf_nan=False)
     """Lower bound, in the figure's unit; for two arms a ratio."""
     high: float = Field(alias="to", ge=0, allow_inf_nan=False)
@@ -165,7 +165,9 @@ class PySpyConfig(Config):
 
 
 def _switched(value: Any) -> Any:
-    """Replace `true` by a probe with its defaults, and `false` by none."""
+    """Replace `true` by {} (a probe with its defaults), and `false` by None (no such probe). Return other values
+    unchanged.
+    """
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 

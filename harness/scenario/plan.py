@@ -117,10 +117,11 @@ class Plan:
 
 
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
-    """Return all runs of ``scenario``, which load_scenario has checked.
+    """Return all runs of ``scenario``, which load_scenario has checked. ``source``: path of its file, for errors.
 
-    ``arms``: glob patterns with or without matrix point; controls and whole comparisons of selected arms stay. Arms
-    without a required module are left out. Raises InputError for an unmatched pattern, no arm, or more than MAX_ARMS.
+    ``arms``: glob patterns for arms, with or without matrix point; empty: all arms. Selected arms keep their controls.
+    A comparison stays if both of its arms are selected. An arm that needs a Python module that is not installed is left
+    out. Raises InputError for a pattern that matches no arm, if no arm is left, or for more than MAX_ARMS.
     """
     plain = list(variants(scenario))
     comparisons = compared(list(scenario.arms), scenario.compare, points(scenario.matrix))
@@ -223,7 +224,9 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
 
 
 def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig) -> Iterator[tuple[str, Nested]]:
-    """Yield a name such as ``dose-tokenize-2`` and overrides per dose. Raises InputError above MAX_EXTRA."""
+    """Yield (name, overrides) of each dose, a control that repeats work of the arm ``one``: ``dose-tokenize-2`` repeats
+    the arm's tokenization 2 more times. Raises InputError if a key would exceed MAX_EXTRA.
+    """
     for kind, key in dict.fromkeys(_dosed(config, dose) for dose in scenario.dose):
         work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its own work
         for times in DOSE_TIMES if _has_work(config, kind) else ():
@@ -237,7 +240,10 @@ def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig)
 
 
 def _dosed(config: TrainerConfig, asked: Dosed) -> tuple[Dosed | Literal["data"], str]:
-    """Return the kind of work that a dose repeats, and its key. For a user's own data source, it is the whole batch."""
+    """Return (kind of work that a dose repeats, configuration key that sets the repetitions). ``asked``: the kind in
+    the scenario. If the arm has a data source of the user, reading and tokenizing cannot be repeated alone, so the kind
+    is "data", the whole batch.
+    """
     is_batch = config.data.source is not None and asked != "device"
     return ("data", DOSES["read"]) if is_batch else (asked, DOSES[asked])
 

@@ -113,7 +113,9 @@ def parse_document(text: str, source: str, order: int = 0, numbered: bool = True
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's problem as one line. A composer's error names two places, as of a repeated anchor."""
+    """Return PyYAML's problem as one line. For an error about two places, such as an anchor that is defined twice, the
+    line number of the first is included.
+    """
     if isinstance(error, yaml.composer.ComposerError) and error.context and error.context_mark:
         return one_line(f"{error.context} (line {error.context_mark.line + 1}), {error.problem}")
     return one_line(error.problem or str(error))

@@ -211,7 +211,9 @@ def cannot_be_replayed(named: str, why: str) -> str:
 
 
 def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
-    """Return why other numbers of workers or prefetched batches are not predicted for ``name``, by ``known`` doubts."""
+    """Return a sentence on why other numbers of workers or prefetched batches are not predicted for the arm ``name``.
+    ``bar``: kind of the reason. ``known``: the arm's doubts; the one of that kind has the details.
+    """
     barring = next((entry for entry in known if entry.kind == bar), doubt(bar))
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
     return f"No prediction of other {settings} for {name}: {doubt_text(barring)}."

@@ -20,9 +20,10 @@ DIGITS = 4  # of a figure
 
 
 def brief(report: StudyReport, screen: FirstScreen) -> JsonObject:
-    """Return the answer in less than BRIEF_BYTES as compact JSON; ``left_out`` counts the entries that did not fit.
+    """Return the results of ``report`` as JSON of less than BRIEF_BYTES: status, step times, diagnosis, comparisons,
+    findings, doubts, next steps. ``left_out`` counts the list entries that did not fit.
 
-    An estimate is [median, low, high] of its 95 % interval.
+    An estimate is a list: median, then the low and the high end of the 95 % interval.
     """
     arms = [arm for arm in report.arms if not arm.control]
     _, diagnosed = card_arms(report) if screen.card is not None else ([], None)
@@ -42,7 +43,9 @@ def brief(report: StudyReport, screen: FirstScreen) -> JsonObject:
 
 
 def _fitted(head: JsonObject, lists: dict[str, list[Json]]) -> JsonObject:
-    """Return both as one object, without the last entries of the longest list until it is small enough."""
+    """Return ``head`` and ``lists`` as one object of less than BRIEF_BYTES as compact JSON. Until it fits, the last
+    entry of the longest list is dropped; ``left_out`` counts the dropped entries.
+    """
     left_out = 0
     while True:
         content: JsonObject = {**head, **{name: list(entries) for name, entries in lists.items()}, "left_out": left_out}

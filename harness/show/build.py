@@ -104,7 +104,9 @@ def _has_figures(summary_json: Path) -> bool:
 
 
 def keep_derived(study: StudyFolder, run: RunData) -> None:
-    """Add the derived columns of a finished run to its steps table on disk; only other programs read them there."""
+    """Add the columns of :func:`derived_steps` (such as the waits by stage) to a finished run's steps table on disk.
+    Only other programs read them there.
+    """
     if run.folder is None or run.record.status != "done":
         return
     derived = derived_steps(run)
@@ -249,9 +251,10 @@ def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
 
 
 def _headers(state: Any) -> None:
-    """Mark the first row and column of each table as headers. Each other cell gets its column's name as ``data-label``,
-    which a phone shows in place of the header row. In a KEYED table, a row's header has the colour of its part of the
-    bar.
+    """Mark the first row and column of each table as headers, as a rule of markdown-it; ``state``: its parser state.
+    Each other cell gets its column's name as ``data-label``, which a phone shows in place of the header row.
+
+    If the rows are the parts of a card's bar (:data:`KEYED`), each row's header gets the colour of its part.
     """
     tokens: list[Token] = state.tokens
     labels: list[str] = []

@@ -52,7 +52,7 @@ HELD = (
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One link between the isolated gain and the gain in training."""
+    """One link of the chain that explains how the speedup of the data path alone becomes the speedup in training."""
 
     name: str
     ratio: float | None  # speedup of the step that this link allows
@@ -60,7 +60,9 @@ class ChainLink:
 
 
 def chain(c: Comparison) -> list[ChainLink]:
-    """Return the links of a comparison in the order above. A missing figure is explained, or its link left out."""
+    """Return the links of a comparison from its isolated ratio to the measured one. The text of a link without a figure
+    says why it is missing; some links are left out instead.
+    """
     measured, waits = c.measured, c.measured.baseline_waits
     return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
             *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
@@ -124,7 +126,9 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
 
 
 def _costs(waits: Waits, waited_ms: float) -> str:
-    """Format the step's mean wait for data; a range if events do not show when the device worked."""
+    """Format ``waited_ms``, the step's mean wait for data. If CUDA events do not show when the device worked, format
+    the least and the most wait instead, from ``waits``.
+    """
     if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
         text = part_of(waits.step_ms)(waited_ms)
         return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"

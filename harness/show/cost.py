@@ -373,8 +373,9 @@ def actual_line(found: PredictedCost) -> str:
 
 
 def spending_lines(found: Sequence[Expense]) -> list[str]:
-    """Return the table of ``harness spent``: a row per folder, sums by kind if there are several, and the total. A last
-    line counts the folders without a price, which the sums of money leave out.
+    """Return the table of ``harness spent``: a row per folder, the total, and a sum for each kind of folder (such as
+    study or training) if there are several kinds. A last line counts the folders without a price, which the sums of
+    money leave out.
     """
     rows = [["folder", "kind", "hours", "USD"]]
     rows += [[str(expense.folder), expense.kind, hours(expense.seconds), _sum_usd([expense])] for expense in found]

@@ -123,8 +123,8 @@ def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure
 
 
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
-    """Draw each step's loss and its moving mean over optimizer steps and tokens. ``steps``: numbers from 0. ``tokens``:
-    tokens up to each step, padding included. ``name``: of the run, for the title.
+    """Draw each step's loss and the moving mean of the losses. The x axis has two scales: optimizer steps and tokens.
+    ``steps``: numbers from 0. ``tokens``: total up to each step, padding included. ``name``: of the run, for the title.
     """
     curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
     return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
@@ -212,7 +212,7 @@ def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, co
 
 
 def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str, *, named: bool) -> None:
-    """Draw a star at the lowest finite loss of ``values``, if any. ``named``: True to write it below the star."""
+    """Draw a star at the lowest finite loss of ``values``, if any. ``named``: True to write that loss below it."""
     if (lowest := minimum(values)) is None:
         return
     position = run.at(np.array([lowest[0]]), axis)
@@ -243,13 +243,17 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Return the steps per point of all runs' moving means, by the shortest run with a mean; 1 if none has one."""
+    """Return the window, in steps, of the moving mean of all drawn runs: the window of the shortest run that is long
+    enough for a mean. 1 (no mean) if no run is.
+    """
     windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
     return min((window for window in windows if window > 1), default=1)
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw shares of right answers with 95 % intervals (Wilson) if the number of questions is known, and chance."""
+    """Draw each run's share of right answers (%) by ``measure`` over ``axis``, and a line at the share that a guess
+    gets. A run with a known number of questions in each pass has 95 % intervals (Wilson).
+    """
     figure, axes = _axes(axis, sheet)
     numbers = {choice.questions for run in runs[:MOST_RUNS] for choice in run.choices}
     banded = False

@@ -35,7 +35,9 @@ class DedupPage:
 
 
 def as_json(found: DedupPage) -> dict[str, Json]:
-    """Return settings, S-curve, result and quality as JSON; with labels, ``precision`` and ``recall`` also on top."""
+    """Return settings, S-curve, result and quality as JSON. With labels (known near-duplicates), the top level also has
+    ``precision`` and ``recall``.
+    """
     settings = found.settings
     plain: dict[str, Json] = {
         "settings": record_json(settings),

@@ -102,7 +102,9 @@ class Sheet:
     stacked: bool = False  # text stands above the rows, because it does not fit beside them
 
     def plot(self, height: float, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
-        """Return a figure of ``height`` inches with one plot, and its axes. ``grid``: direction of grid lines."""
+        """Return a figure of ``height`` inches with one plot, and its axes. ``grid``: axis at whose ticks grid lines
+        are drawn.
+        """
         figure = self.figure(height)
         return figure, plain(figure.add_subplot(), grid)
 
@@ -117,7 +119,9 @@ class Sheet:
 
 
 def plain(axes: Axes, grid: Literal["x", "y", "both"]) -> Axes:
-    """Draw a grid in direction ``grid`` behind the data, remove the top and right frame lines, and return ``axes``."""
+    """Draw grid lines at the ticks of axis ``grid`` behind the data, remove the top and right frame lines, and return
+    ``axes``.
+    """
     axes.grid(axis=grid, color=GRID, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -142,7 +146,9 @@ class RowAxes:
         return row * self.pitch
 
     def label(self, labels: Sequence[str], texts: Sequence[str], colours: Sequence[str], soft: Sequence[bool]) -> None:
-        """Write each row's name and figures, beside the axes or above the marks. ``soft``: rows with a pale name."""
+        """Write each row's name (``labels``) and figures (``texts``): beside the axes on a wide sheet, above the row's
+        marks on a narrow one. ``colours``: of the figures. ``soft``: True for a pale name, on a wide sheet.
+        """
         if self.pitch == 1:
             self.axes.set_yticks(range(len(labels)), labels, fontsize=TEXT)
             for tick, is_soft in zip(self.axes.get_yticklabels(), soft, strict=True):
@@ -178,7 +184,9 @@ class RowAxes:
 
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
-    """Return axes with ``count`` rows of ``height`` inches, plus ``margin``. ``lines``: of text above stacked rows."""
+    """Return axes with ``count`` rows of ``height`` inches each, plus ``margin`` inches in all. ``lines``: lines of
+    text above each row, for which a narrow sheet gets more room.
+    """
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
     figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
@@ -188,7 +196,7 @@ def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, line
 
 
 def fitted(figure: Figure, sheet: Sheet) -> Figure:
-    """Return ``figure``. On a stacked sheet, first wrap its texts and enlarge the figure for the added lines."""
+    """Return ``figure``. On a narrow (stacked) sheet, first wrap its texts and enlarge it for the added lines."""
     if not sheet.stacked:
         return figure
     title(figure, wrapped(figure.get_suptitle(), 0.82))
@@ -288,7 +296,7 @@ def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tup
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing in all its forms."""
+    """A drawing as PNG and SVG, and perhaps as a narrow SVG for phones."""
 
     png: bytes  # for Markdown
     svg: str  # coloured by the page's theme
@@ -296,7 +304,9 @@ class Picture:
 
 
 def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) -> Picture:
-    """Render a figure in all forms, with a mark on an emulated device. Equal figures give equal bytes."""
+    """Render ``figure`` as PNG and SVG, and ``narrow`` (the same drawing for phones) as SVG. ``emulated``: True to
+    write on it that the device is emulated. Equal figures give equal bytes.
+    """
     import matplotlib
 
     if emulated:

@@ -83,13 +83,17 @@ class FirstScreen:
 
     @property
     def next_note(self) -> str:
-        """Note on the recommended changes. "" if there are none and the card's diagnosis does not concern the data."""
+        """Note on the recommended changes, or on why there are none. "" if nothing is recommended and the card's
+        diagnosis does not concern the data.
+        """
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
 
     @property
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return header and rows of the table of comparisons, without columns that have no figure except the last."""
+        """Return header and rows of the table of comparisons. A column without any figure is left out, except the last
+        column, which always stays.
+        """
         last = len(HEADER) - 1
         shown = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
         return tuple(HEADER[i] for i in shown), [tuple(row[i] for i in shown) for row in self.rows]
@@ -148,7 +152,9 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """Return a sentence on the fewest blocks and steps per block of an arm, and the longest epoch; "" without any."""
+    """Return sentences on how much was measured: the smallest number of blocks, and of steps per block, over ``arms``,
+    and the longest epoch. "" if no arm has a block.
+    """
     measured = [arm for arm in arms if arm.blocks]
     if not measured:
         return ""
@@ -157,9 +163,11 @@ def _horizon(arms: Sequence[ArmReport]) -> str:
 
 
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
-    """Return all comparisons, and those that get a line of their own. From :data:`COMPARISONS_MANY` on, these are the
-    best and the worst decided ones, and those with a warning. All are then sorted by measured ratio, the fastest
-    candidate first.
+    """Return two lists: all comparisons, and those that get a line of their own.
+
+    Below :data:`COMPARISONS_MANY` measured comparisons, both lists have all, in the scenario's order. Else both are
+    sorted by measured ratio, the fastest candidate first and unmeasured ones last. The second list then has only the
+    best and the worst comparison (of the decided ones, if there are several), and all with a warning.
     """
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
@@ -250,7 +258,9 @@ def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
 
 
 def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
-    """Return " on an …" with a comparison's emulated devices, and the arm on a real one; "" if none is emulated."""
+    """Return text such as " on an emulated gh200" for a comparison on emulated devices; if one of the two arms ran on a
+    real device, the text names that arm. "" if no device is emulated.
+    """
     devices = emulated_devices(c)
     if devices is None:
         return ""
@@ -260,7 +270,9 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
 
 
 def _learned(m: Measured, *, emulated: bool) -> list[str]:
-    """Return at most one sentence on losses that diverged, differ or were not compared; none if the verdict has it."""
+    """Return at most one sentence: that losses diverged, differ or were not compared. Empty if the verdict is undecided
+    for that very reason. ``emulated``: True if a device is emulated: missing losses are then not reported.
+    """
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
@@ -312,7 +324,9 @@ def _or_none(one: Estimate) -> str:
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
-    """Return a line per undeclared difference; of too many a count per kind, except for losses and repeated data."""
+    """Return a line per undeclared difference. If there are more than :data:`DIFFERENCES_SHOWN`, only differences of
+    losses and repeated data keep their lines; the others get one line per kind, with the number of comparisons.
+    """
     lines = difference_lines(comparisons)
     if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
@@ -375,7 +389,9 @@ class BarPart:
 
 @dataclass(frozen=True)
 class VerdictCard:
-    """Diagnosis of one attached program on the first screen, as texts that are ready to print."""
+    """Diagnosis of one attached program (a training command that ``harness exec`` runs and times), as texts that are
+    ready to print on the first screen.
+    """
 
     kind: DiagnosisKind
     title: str  # the command, its steps, and the time of a step by the clock
@@ -387,10 +403,11 @@ class VerdictCard:
 
 
 def card_arms(report: StudyReport) -> tuple[list[ArmReport], ArmReport | None]:
-    """Return the arms that a card may describe, and the one that it describes; None without one.
+    """Return (arms, described arm): the arms of attached programs that have a diagnosis, and the one of them that the
+    card describes; None if there is no such arm.
 
-    With several ranks it is the one that works longest in a step, because the others wait for it; in a comparison the
-    candidate.
+    If the study has comparisons, only candidates count. Of several arms, such as ranks, the described one works longest
+    in a step, because other ranks wait for it.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:
@@ -400,8 +417,9 @@ def card_arms(report: StudyReport) -> tuple[list[ArmReport], ArmReport | None]:
 
 
 def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
-    """Return the diagnosis of the study's attached program; None if no arm has one. ``compared``: line of the only
-    comparison, which replaces the diagnosis; None without one or with several, which have no card.
+    """Return the card of the study's attached program; None if no arm has a diagnosis, or with several comparisons.
+    ``compared``: line of the study's only comparison, which the card shows in place of the diagnosis; None if the study
+    does not have exactly one comparison.
     """
     arms, arm = card_arms(report)
     if arm is None or arm.wall is None or (report.comparisons and compared is None):

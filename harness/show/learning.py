@@ -33,7 +33,9 @@ ALT = "Training and validation loss by step"
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return Markdown on validation losses and multiple-choice answers; "" without. ``pictures``: written names."""
+    """Return Markdown on validation losses and multiple-choice answers; "" if ``found`` is None. ``pictures``: file
+    names of the drawn pictures, to which the text links.
+    """
     if found is None:
         return ""
     parts = []
@@ -118,7 +120,9 @@ def _relative(fraction: float) -> str:
 
 
 def cost(arms: Sequence[ArmCurves]) -> str:
-    """Return the number, time (s) and share of evaluation passes, which no throughput includes."""
+    """Return a sentence on the evaluation passes of all ``arms``: their number, their seconds, and their share of the
+    time of steps and passes. No throughput includes that time.
+    """
     passes = sum(arm.passes + arm.choice_passes for arm in arms)
     seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
@@ -188,7 +192,9 @@ def choice_parts(found: Learning, names: ArmNames) -> list[str]:
 
 
 def _asked(arm: ArmCurves) -> tuple[list[int], list[int]]:
-    """Return the numbers of questions in an arm's last passes, and the optimizer steps before those passes, sorted."""
+    """Return two sorted lists on the last multiple-choice pass of each of the arm's runs, without duplicates: numbers
+    of questions (0: unknown), and numbers of optimizer steps before the pass.
+    """
     return sorted({choice.questions or 0 for choice in arm.answers}), sorted(
         {choice.step + 1 for choice in arm.answers}
     )

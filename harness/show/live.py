@@ -16,7 +16,9 @@ MINUTES_SHOWN = WIDTH - 40
 
 
 def look(screen: FirstScreen | None, minutes: Mapping[str, Sequence[Minute]]) -> list[str]:
-    """Return the lines of one look. ``screen``: of the last minutes; None: no step was measured yet."""
+    """Return the terminal's lines on a running training. ``screen``: first screen of the steps of the last minutes;
+    None: no step was measured yet. ``minutes``: the minutes of each arm, for a table with a row per arm.
+    """
     text = ["No training step was recorded yet."] if screen is None else lines(screen)
     if rows := [_row(arm, arm_minutes[-MINUTES_SHOWN:]) for arm, arm_minutes in minutes.items() if arm_minutes]:
         text += ["", *aligned([("", "median ms", "p99 ms", "longest ms", "since", "median of each minute"), *rows])]

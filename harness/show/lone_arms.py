@@ -104,8 +104,11 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
-    """Return a clause on the means of fast and slow steps; None with one kind, or if the slow ones are long steps
-    anyway. Steps far longer than both are a third kind, so that they do not move the slow kind's mean.
+    """Return a clause on the mean times of fast and of slow steps; ``part`` formats ms. Steps far longer than the slow
+    ones are a third kind, so that they do not move the slow ones' mean.
+
+    None if all steps are of one kind, or if few steps are slow and at least half of those are the long steps that
+    :func:`_long` reports.
     """
     kinds, long = totals.step_kinds, totals.long_steps
     exception = kinds is not None and kinds.above_share <= LONG_STEPS_SHARE_MAX
@@ -123,7 +126,9 @@ def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
 
 
 def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
-    """Return the long steps that raise the mean: `` (10 of 240 steps take 1,530 ms, mostly in log)``; "" for None."""
+    """Return the long steps that raise the mean: `` (10 of 240 steps take 1,530 ms, mostly in log)``; "" for None.
+    ``part``: formats ms.
+    """
     if found is None:
         return ""
     phase = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
@@ -177,7 +182,9 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return a line per arm that tokenizes with another library than the tokenizer's own, with proof of agreement."""
+    """Return a line for each arm that tokenizes with another library than the tokenizer's own. The line includes the
+    proof that both libraries gave equal token ids.
+    """
     return [
         Headline(names.short(arm.name), f"encodes with {arm.tokenizer_engine}", capitalised(f"{arm.tokenizer_proof}."))
         for arm in arms
@@ -221,7 +228,11 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """Return a sentence on whether the other ranks, which wait ``longest`` at most, wait for the rank ``last``."""
+    """Return a sentence on whether the other ranks wait for the rank ``last``, which waits longest for data.
+
+    ``longest``: the longest wait of the others, as text with its unit. ``last``: the rank's short name. ``gain``:
+    estimated speedup of all ranks if ``last`` waited less; None if unknown.
+    """
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. It is unknown whether they then wait for {last}."
@@ -249,7 +260,9 @@ def _surely(one: Estimate) -> bool:
 
 
 def _or_none(one: Estimate) -> str:
-    """Format ``1.298x as fast (1.290x to 1.302x)``; with "or no faster" if the interval reaches down to about 1."""
+    """Format a speedup: ``1.298x as fast (1.290x to 1.302x)``. Adds "or no faster" if the interval's lower end (without
+    one, the median) is not above 1 + :data:`WAIT_SHARE`.
+    """
     return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or no faster'}{_range(one)}"
 
 
@@ -262,7 +275,9 @@ def _mean_ms(arm: ArmReport) -> float:
 
 
 def _data(arm: ArmReport) -> str:
-    """Return sentences on how long an arm's steps wait for data, and how much data work is hidden behind them."""
+    """Return sentences on how long an arm's steps wait for data, and how much data work runs beside the steps without
+    making them wait (hidden).
+    """
     totals = arm.totals
     step_ms = _mean_ms(arm)
     part = part_of(step_ms)
@@ -297,7 +312,9 @@ def _data(arm: ArmReport) -> str:
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
-    """Return sentences on the device's idle time per step while the host waits ``fetch_ms`` per step for data."""
+    """Return sentences on how long the device is idle per step: in all, and during the host's waits for data.
+    ``fetch_ms``: these waits per step. ``step_ms``: mean time of a step.
+    """
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
@@ -408,7 +425,9 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
 
 
 def _restarts(arm: ArmReport) -> str:
-    """Return a sentence on the cost of loader restarts between epochs, which replay keeps; "" if small or unknown."""
+    """Return a sentence on the time per step that restarts of the loader between epochs take, or a sentence that no
+    epoch ended in the measured steps. "" if the time is small or unknown.
+    """
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so no figure includes the cost of restarting the loader."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:

@@ -35,7 +35,7 @@ BAR_HEADER = ("part of a step", "time", "share")
 
 @dataclass(frozen=True)
 class Section:
-    """Part of a report."""
+    """Part of a report: a title, a text, and perhaps a verdict card."""
 
     title: str  # "" means no heading
     text: str  # Markdown without the heading
@@ -233,7 +233,9 @@ def how_to_read(report: StudyReport) -> str:
 
 
 def _data_order(report: StudyReport) -> str:
-    """Return a clause on the data of a study's blocks: the same order, another one, or consecutive parts of one run."""
+    """Return a clause on which data the blocks of a study see: the same documents in one order, the same in another
+    order in each block, or consecutive parts of one run. A user's own program or data source decides it by its seed.
+    """
     study = report.study
     arms = [arm for arm in study.arms if arm.control is None]
     if any(COMMAND in arm.declared for arm in arms):

@@ -81,7 +81,9 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
 
 
 def _of_training(path: Path) -> CurveSource:
-    """Read a training's curves from its tables, which also cover killed parts. Raise InputError without any loss."""
+    """Read a training's curves from its tables, which include parts that were killed. Raise InputError if they have no
+    loss.
+    """
     losses = read_losses(path / LOSSES)
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
@@ -161,8 +163,9 @@ def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
 
 
 def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
-    """Return the curves of an llm.c log, unnamed. Its HellaSwag score becomes ``acc_tokens``, over an unknown number of
-    questions. ``tokens_per_step``: None leaves the token axis unknown.
+    """Return the curves of an llm.c log, with "" as name. The log's HellaSwag score becomes ``acc_tokens`` (share of
+    right answers by likelihood per token), over an unknown number of questions. ``tokens_per_step``: None leaves the
+    token axis unknown.
     """
     training = curve([(row.step + 1, row.loss) for row in log.training])
     validation = curve([(row.updates, row.value) for row in log.validation])

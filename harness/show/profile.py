@@ -34,7 +34,9 @@ PICTURE = "memory.png"
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
-    """Return Markdown on operators, kernels and memory of torch.profiler; "" without. ``pictures``: names."""
+    """Return Markdown on operators, kernels and memory of torch.profiler; "" without profiles. ``pictures``: file names
+    of the report's pictures.
+    """
     if not profiles:
         return ""
     parts = [OPERATORS_NOTE]
@@ -88,7 +90,9 @@ def _title(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
-    """Return a table of the most expensive operators: ms per profiled step (main process), in total (worker)."""
+    """Return a table of the most expensive operators of one process, ``role``: ms per profiled step for the main
+    process, ms in total for a loader worker.
+    """
     main = role.role == "main" and profile.steps > 0
     steps, per = (profile.steps, "a step") if main else (1, "in all")
     device = main and profile.operators.device_ms is not None
@@ -118,7 +122,9 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:
-    """Return the operators by cost: the larger of host self time and (``device``) device time, the largest first."""
+    """Return all operators, most expensive first: by self time on the host or, if ``device`` is True, by the larger of
+    that and device time.
+    """
     return sorted(
         operators, key=lambda operator: -max(operator.self_ms, (operator.device_ms or 0.0) if device else 0.0)
     )
@@ -168,7 +174,9 @@ LINKED = "/@=,+:"  # characters that need no quoting in a link, besides letters 
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
-    """Return Markdown on the functions that py-spy sampled, by arm; "" without. ``files``: relative to the report."""
+    """Return Markdown on the functions that py-spy sampled, by arm; "" if no arm has samples. ``files``: {arm: paths of
+    its files, relative to the report}, for links.
+    """
     parts = [_sampled_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
     return "\n\n".join([*parts, STACKS_NOTE]) if parts else ""
 

@@ -40,7 +40,9 @@ OF_RATIO_ALONE: tuple[DoubtKind, ...] = (
 
 
 def sentence(c: Comparison | NotCompared) -> str:
-    """Return the verdict of ``c`` in full: ratio and interval, ceiling, reason, and disagreements between estimates."""
+    """Return the verdict of ``c`` in full: ratio and interval, ceiling (speedup without any data work), reason, and
+    disagreements between estimates.
+    """
     return " ".join(part for part in sentence_parts(c) if part)
 
 
@@ -71,13 +73,17 @@ def emulated_devices(c: Comparison) -> str | None:
 
 
 def believed_ratio(c: Comparison) -> Estimate | None:
-    """Return the predicted ratio if the unedited replay is within tolerance, so that no caveat is needed; else None."""
+    """Return the ratio that replay predicts if replay without edits reproduces the measured step time within tolerance,
+    so that no caveat is needed; else None.
+    """
     predicted = c.explained.predicted
     return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
-    """Return the ratio that replay predicts for :attr:`Measured.ratio`, however large its error; None without."""
+    """Return the ratio that replay predicts for :attr:`Measured.ratio`, however large the replay's error; None if
+    replay predicts no ratio.
+    """
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
@@ -122,7 +128,9 @@ def _floor(m: Measured, baseline: str) -> str:
 
 
 def _steps(m: Measured) -> str | None:
-    """Return a clause on the change of step time; None for as many tokens, or if the doubt on the ratio covers it."""
+    """Return a clause on the change of step time; None if both arms have as many tokens per step, if that is unknown,
+    or if the doubt that bars the verdict bars this time, too.
+    """
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
@@ -141,7 +149,9 @@ def _steps(m: Measured) -> str | None:
 
 
 def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
-    """Return the verdict on ``speed``, that of steps: ``steps take 9 % less time (…)``; None if not measured."""
+    """Return the verdict ``judged`` on the step time as a clause: ``steps take 9.1 % less time (1.100x as fast, 1.080x
+    to 1.120x)``. ``speed``: step time of the baseline / candidate. None if either is None.
+    """
     if speed is None or judged is None:
         return None
     figures = f"({ratio(speed.median)} as fast, {interval(judged.of or speed)})"
@@ -162,17 +172,21 @@ def whose(arm: str, waits: Waits) -> str:
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
-    """Return ``range_ms`` (the least and most wait for data per step); None if unknown or narrow."""
+    """Return ``range_ms``, the least and the most ms per step of the wait for data; None if it is None (the wait is
+    known) or narrower than :data:`WORTH_SHARE` of a step.
+    """
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
 def between(range_ms: tuple[float, float], step_ms: float) -> str:
-    """Format a range: ``between 1.04 ms and 6.08 ms``."""
+    """Format a range of ms in the unit that suits a step of ``step_ms``: ``between 1.04 ms and 6.08 ms``."""
     return f"between {part_of(step_ms)(range_ms[0])} and {part_of(step_ms)(range_ms[1])}"
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """Return a sentence on the range of the wait for data, if events do not decide it; "" for a narrow range."""
+    """Return a sentence on ``range_ms``, the least and the most ms per step that a step waits for data, if CUDA events
+    do not show more; "" if it is None or narrower than :data:`WORTH_SHARE` of a step of ``step_ms``.
+    """
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -182,7 +196,9 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
 
 
 def in_blocks(uneven: UnevenWaits) -> str:
-    """Return waits by kind of block: ``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``."""
+    """Return the waits of the blocks that wait longer, and of the others: ``15.3 ms of each 45.2 ms step in 2 of 5
+    blocks and 0.00 ms in the others``.
+    """
     part = part_of(uneven.step_ms)
     waits, other_waits = (
         part(mean) if high - low < WORTH_SHARE * uneven.step_ms else f"{part(low)} to {part(high)}"
@@ -253,7 +269,9 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """Return the phases that hide :data:`BEHIND_SHARE` of the hidden work; "the step" if over :data:`BEHIND_PHASES`."""
+    """Return the fewest phases that hide at least :data:`BEHIND_SHARE` of the hidden data work (work during which no
+    step waited), as text; "the step" if more than :data:`BEHIND_PHASES` are needed.
+    """
     phases = sorted(hidden_behind_ms.items(), key=lambda item: -item[1])
     sums = list(accumulate(value for _, value in phases))
     enough = next((index + 1 for index, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(phases) + 1)
@@ -263,7 +281,9 @@ def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
 
 
 def _for_a_core(waits: Waits) -> str:
-    """Return "; a step waits N ms for a core", or "" if unmeasured or small; hidden data work lowers the limit."""
+    """Return "; a step waits N ms for a core", or "" if unmeasured or below :data:`CORE_WAIT_SHARE_MAX` of the step;
+    below :data:`WORTH_SHARE` if data work runs hidden behind the step, as it may take the core.
+    """
     share_min = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
     if waits.contended_ms is None or waits.contended_ms < share_min * waits.step_ms:
         return ""
@@ -320,7 +340,9 @@ def _without_data(c: Comparison) -> str:
 
 
 def ceiling_text(m: Measured) -> str:
-    """Format the ceiling, which must exist: ``1.100x``, or ``1.025x to 1.154x`` if both estimates disagree."""
+    """Format the ceiling (speedup without any data work), which must exist: ``1.100x``; ``1.025x to 1.154x`` if the
+    ideal-data control and replay disagree.
+    """
     assert m.ceiling is not None
     return ratio(m.ceiling.median) if m.ceilings is None else " to ".join(map(ratio, m.ceilings))
 
@@ -340,8 +362,9 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """Return a clause for each pair of estimates that contradict each other, such as prediction and measurement: they
-    differ by more than their intervals, the noise floor and :data:`WITNESSES_WITHIN`.
+    """Return a clause for each contradiction between estimates of ``c``: between speed ratios whose intervals, widened
+    by the larger of noise floor and :data:`WITNESSES_WITHIN`, do not overlap, and of slowdown injections with the
+    measured waits.
     """
     m, waits = c.measured, c.measured.baseline_waits
     dissent = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
@@ -404,7 +427,9 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """Return a clause per slowdown injection that contradicts the ledger, as awaited work that costs nothing."""
+    """Return a clause for each slowdown injection (added work of one kind) that contradicts the measured waits: the
+    step waits for such work, but more of it costs nothing; or more of it costs the step cores.
+    """
     waits, contradictions = c.measured.baseline_waits, []
     for dose in c.explained.doses:
         exposed = waits.waited_ms if dose.what == "data" else waits.exposed_ms.get(dose.what)

@@ -106,7 +106,9 @@ def _fields(record: object, names: str, key: str = "{}") -> dict[str, Json]:
 
 
 def _data_path(one: DataPath) -> Json:
-    """Return a data path as plain data. ``undecided``: the cause of an undecided verdict, as in earlier versions."""
+    """Return an arm's data path (how it makes batches) as plain data. In ``steps``, ``undecided`` is the kind of the
+    doubt that bars the verdict on the step time; None if there is a verdict.
+    """
     content = record_json(one)
     if one.steps is not None:
         content["steps"] = _fields(one.steps, "verdict resolution undecided of")
@@ -184,7 +186,9 @@ def _arm(arm: ArmReport) -> Json:
 
 
 def _wall(one: Wall) -> JsonObject:
-    """Return the step time by the clock (the sum of its parts), and the whole program's times by part."""
+    """Return ``steps`` (how many), ``step_ms`` (their mean by the clock) and ``program``: a list of the parts of the
+    whole program's time, each with name, ms and share (0 to 1).
+    """
     return {**_fields(one, "steps step_ms"), "program": [{**record_json(part), "unit": "ms"} for part in one.program]}
 
 

@@ -46,7 +46,9 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Return a sentence on the swept value from which tokenization costs step time, or on the least or largest cost."""
+    """Return a sentence on the crossovers: swept values at which the cost of tokenization passes :data:`CROSSING_SHARE`
+    of the step. Without a crossover: its least cost if all costs are above that share, else its largest cost.
+    """
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"

@@ -170,7 +170,9 @@ def finite(value: float | None) -> float | None:
 
 
 def doubt_json(one: Doubt) -> dict[str, Json]:
-    """Return a doubt as a JSON object: its text, what it bars, the unit of its share, and its remedy."""
+    """Return a doubt as a JSON object: its text, which claims it bars (such as the verdict), its size (share) with
+    unit, its remedy.
+    """
     rule, remedy = RULE_OF[one.kind], one.remedy
     return {
         "kind": one.kind,

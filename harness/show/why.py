@@ -44,7 +44,9 @@ LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (do
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return Markdown with the comparisons' chains and their tables (device, calls, replays); "" if not measured."""
+    """Return Markdown: for each comparison a chain of explanations, from the gain of loading data alone to that of
+    training; and tables of device time, blocking calls, what-if predictions and replay errors. "" if there are none.
+    """
     parts = []
     compared = report.compared
     arms = [arm for arm in report.arms if not arm.control]
@@ -138,7 +140,9 @@ def _bound(totals: ArmTotals) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Format the device's busy time (ms per step); a range if phases still being launched may have kept it busy."""
+    """Format the device's busy time (ms per step): "unknown (LOW to HIGH)" if CUDA events leave open whether it worked
+    or waited for kernel launches; a dash if it was not measured.
+    """
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
@@ -151,7 +155,9 @@ def _busy(totals: ArmTotals) -> str:
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Format the device's idle time (ms per step); "at least" if it may have idled while phases were launched."""
+    """Format the device's idle time (ms per step); with "at least" if CUDA events leave open whether it was idle at
+    other times too.
+    """
     at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
     return f"{at_least}{number_cell(totals.device_starved_ms)}"
 
@@ -278,7 +284,9 @@ def part_text(one: Removal) -> str:
 
 
 def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a table of the parts whose removal would save most, by replay. Arms with an inexact replay are named."""
+    """Return a table of the parts of a step whose removal would save most, by replay. Arms whose replay is off by more
+    than its tolerance are left out, and a line names them. "" without both.
+    """
     removable = [arm for arm in arms if arm.explained.removals]
     inexact = [names.short(arm.name) for arm in removable if not arm.explained.within_tolerance]
     rows = [
@@ -321,7 +329,9 @@ QUEUE_NOTE = (
 
 
 def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a line per arm with the links of its critical path and their shares; "" if no arm has an exact replay."""
+    """Return a line per arm with the links of its critical path and their shares, for arms whose replay is within
+    tolerance and models every wait for the device's queue; "" without such an arm.
+    """
     lines = []
     for arm in arms:
         path = arm.explained.critical_path_ms
@@ -348,7 +358,9 @@ PATH_NOTE = (
 
 
 def _share_text(spent: PathTime, whole_ms: float) -> str:
-    """Format a share of the critical path: ``60 %``, or ``12 % to 60 %``."""
+    """Format a link's share of the critical path, which takes ``whole_ms``: ``60 %``, or ``12 % to 60 %`` if its time
+    is uncertain by at least :data:`SAVING_SHARE_MIN` of the path.
+    """
     low, high = spent.least_ms / whole_ms, spent.most_ms / whole_ms
     if high - low < SAVING_SHARE_MIN:
         return percent(spent.likely_ms / whole_ms)

@@ -29,7 +29,9 @@ def times(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Format the size of a fraction: ``0.7 %``, ``12 %``; below :data:`SMALLEST_SHARE` ``under 0.1 %``."""
+    """Format the absolute value of a fraction as a percentage: ``0.7 %``, ``12 %``; below :data:`SMALLEST_SHARE`:
+    ``under 0.1 %``.
+    """
     return f"{_hundredths(fraction)} %"
 
 
@@ -154,7 +156,9 @@ def capitalised(text: str) -> str:
 
 
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
-    """Return the name of the measured probes, and what the run without them recorded: the ledger, or no probe."""
+    """Return the measured probes as text, and what ran in the runs that they are compared with: "the ledger" or "no
+    probe at all".
+    """
     first, *later = cost.probes
     name = f"{first} and {' and '.join(later)} together: every measured run" if later else PROBES.get(first, first)
     return name, "no probe at all" if cost.against == "nothing" else "the ledger"

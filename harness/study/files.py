@@ -108,7 +108,9 @@ _NOT_IN_CONTENT = {CONTENT, "digests"}
 
 
 def sealed(content: JsonObject) -> JsonObject:
-    """Return a record's ``content`` with a digest of itself, and one of its files' digests if it has these."""
+    """Return a record's ``content`` with a SHA-256 of itself and, if it lists digests of files (key digests), one of
+    that list.
+    """
     plain = {key: value for key, value in content.items() if key != OF_DIGESTS}
     if plain.get("digests"):
         plain[OF_DIGESTS] = _digests_digest(plain)
@@ -116,7 +118,9 @@ def sealed(content: JsonObject) -> JsonObject:
 
 
 def seals_digests(content: JsonObject) -> bool:
-    """Return True if a record also seals the list of its files. The run then left no other table."""
+    """Return True if a record has digests of itself and of its list of files. A table that the list lacks is then not
+    the run's.
+    """
     return CONTENT in content and OF_DIGESTS in content
 
 

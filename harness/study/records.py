@@ -62,7 +62,9 @@ SmallCount = Annotated[int, Field(ge=0, le=2**24)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts found while a run ran. None: the run lacks the fact, or recorded it as null (see ``nulls``)."""
+    """Facts that a run recorded about itself (such as its device, model and data). None: not recorded, or recorded as
+    null; ``nulls`` names the facts that were recorded as null.
+    """
 
     emulation: str | None = None  # assumptions of the emulated device
     profile: str | None = None  # name of the device's profile
@@ -169,9 +171,11 @@ class RunFacts:
         return self.attached is None or "fetch: DataLoader" in self.attached
 
     def gave_no_items(self, workers: int) -> bool:
-        """Return True if ``workers`` made no batch because an iterable dataset gave them too few items.
+        """Return True if ``workers`` idle loader workers made no batch because an iterable dataset had too few items
+        for them.
 
-        For a program, only torch's message that a worker ran out of items shows that.
+        In this trainer's own runs: if the dataset is iterable. In an attached program: if at least ``workers`` workers
+        are recorded as out of items.
         """
         return bool(self.iterable) if self.attached is None else (self.empty_workers or 0) >= workers
 
@@ -296,7 +300,8 @@ class RunRecord:
 class CodeRecord:
     """A state of the code that an arm runs: ``folder`` has harness/ and trainer/, ``python`` is the interpreter.
 
-    ``directory``: of its runs, with the user's own code; None: the launcher's. ``path``: further folders of that state.
+    ``directory``: working directory of its runs, with the user's own code; None: as the launcher. ``path``: further
+    folders that its runs import the user's code from.
     """
 
     folder: str
@@ -309,7 +314,11 @@ class CodeRecord:
 
 @dataclass(frozen=True)
 class OtherDefault:
-    """A setting with another default on one side of ``harness regress``; ``lacking``: the side without this key."""
+    """A setting whose default differs between base and head of ``harness regress``.
+
+    ``lacking``: the side whose code has no such setting, if any. ``base`` is then the value that this side behaves as
+    if set to, and ``asked`` has the values that arms ask for.
+    """
 
     key: str
     base: Json = None
@@ -325,7 +334,9 @@ def _of_older(value: object) -> object:
 
 @dataclass(frozen=True)
 class ArmRecord:
-    """An arm, or a control of an arm, in study.json. Empty values from ``contest`` on are not written."""
+    """An arm, or a control of an arm, in study.json. The fields ``contest`` to ``other_defaults`` are not written if
+    empty.
+    """
 
     name: FolderName
     control: str | None = None
@@ -391,7 +402,9 @@ def new_study_id() -> str:
 
 
 def session_of(study_id: str, name: str) -> str:
-    """Return the id of a session: ``STUDY_ID.NAME``, or only ``name`` for a study without an id."""
+    """Return the id of a session (runs whose repetitions may alternate): ``STUDY_ID.NAME``, or only ``name``, its name
+    in the study, if the study has no id.
+    """
     return f"{study_id}.{name}" if study_id else name
 
 

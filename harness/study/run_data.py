@@ -264,7 +264,9 @@ class Minute:
 
 @dataclass(frozen=True)
 class History:
-    """Content of history.json: the minutes of each arm, in order, and how many of them are in the tables in full."""
+    """Content of history.json: the record of each arm of a long program in pieces of about a minute, in order, and the
+    number of pieces whose steps are not in the tables.
+    """
 
     minutes: dict[str, tuple[Minute, ...]]
     thinned: dict[str, int] = field(default_factory=dict)  # minutes of each arm whose steps are not in the tables

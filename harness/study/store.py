@@ -86,7 +86,9 @@ class StudyFolder:
         write_json(self.study_json, files.sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
-        """Read study.json, before any other file. Raises InputError if it is damaged, or if files are links."""
+        """Read study.json. Call it before other files of the study are read: it refuses a study that contains symbolic
+        links. Raises InputError for these, and if study.json is damaged.
+        """
         record = _record_of(self.study_json, _read_json(self.study_json), StudyRecord)
         files.check_no_links(self.path)
         return record
@@ -130,7 +132,9 @@ class StudyFolder:
         self._expect(record, path, (files.digest(path),))
 
     def _intact(self, path: Path, record: RunRecord) -> tuple[_Tables, RunRecord]:
-        """Return a run's tables and record. Raises InputError for damage; a table just replaced is read again."""
+        """Return a run's tables and record. If a check fails and another report has replaced a table meanwhile
+        (run.json has new digests), both are read again. Raises InputError for damage.
+        """
         try:
             return _tables(path.parent, record), record
         except InputError:
@@ -140,7 +144,9 @@ class StudyFolder:
             return _tables(path.parent, reread), reread
 
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
-        """Write the digests of the file ``path`` (present and, during a replacement, next) to run.json."""
+        """Write ``digests`` of the file ``path`` to run.json, as those that the file may have: one, or two (old and
+        new) while the file is replaced.
+        """
         run_json = path.with_name("run.json")
         write_json(run_json, {**_read_json(run_json), "digests": {**record.digests, path.name: digests}})
 
@@ -171,7 +177,9 @@ class StudyFolder:
         return self._read_run(self.run_json(arm, block))
 
     def _read_run(self, path: Path) -> RunRecord:
-        """Return the record in run.json. Raises InputError if damaged or another run's, or for a stray table."""
+        """Return the record in run.json. Raises InputError if it is damaged or of another run or study, or if a table
+        exists that its list of files lacks.
+        """
         content = _read_json(path)
         record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])
         # Files written by the record's names would go to the folder of another run.
@@ -257,7 +265,7 @@ def _tables(folder: Path, record: RunRecord) -> _Tables:
 
 
 def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
-    """Return the content of a run's probes.json. Each damaged file of a probe adds a line to its problems."""
+    """Return the content of a run's probes.json. Each damaged file of a probe adds a line to ``problems`` in it."""
     path = folder / "probes.json"
     probe_files = record.digests.keys() - {path.name, *(f"{name}.parquet" for name in COLUMNS)}
     problems = []
@@ -326,7 +334,7 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
-    """Return ``content`` as ``kind``; later keys are dropped. Raises InputError for wrong keys, schema or digest."""
+    """Return ``content`` as ``kind``, without unknown keys. Raises InputError for wrong values, schema or digest."""
     from pydantic import ValidationError
 
     if content.get("schema") != SCHEMA:

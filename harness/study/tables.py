@@ -32,14 +32,18 @@ CLOCKS, LATEST_NS = ("start_ns", "end_ns", "t_ns"), 2**62  # time since the mach
 
 
 class StoredTable:
-    """A table of the results contract on disk, read on demand. Its methods raise InputError if it is none."""
+    """A table of the results contract on disk, read on demand. Its methods raise InputError if the file is not such a
+    table.
+    """
 
     def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
         self._path, self._columns = path, columns
         self._kept: pa.Table | None = None
 
     def check(self, *, as_written: bool = False) -> None:
-        """Raise InputError if the file is damaged. ``as_written``: True if a digest matched. Opens large files only."""
+        """Raise InputError if the file is damaged. ``as_written``: True if its digest matched: a file above
+        :data:`SMALL_FILE_BYTES` is then only opened, not read.
+        """
         if self._path.stat().st_size <= SMALL_FILE_BYTES:
             self.read()
             return
@@ -178,7 +182,9 @@ def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
 
 
 def _give_back_at_once() -> None:
-    """Make glibc return large freed arrays to the system; smaller ones would take a quarter of the time."""
+    """Make glibc return freed arrays of 8 MiB and more to the system at once. It keeps smaller ones: to request new
+    memory for each would take a quarter of an analysis's time.
+    """
     m_mmap_threshold, m_trim_threshold = -3, -1  # malloc.h
     with suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
@@ -196,7 +202,10 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 def completed(
     path: Path, table: pa.Table, columns: tuple[tuple[str, str], ...], wanted: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return ``table`` with the types of ``columns``, lacking later ones as null. Raises InputError if wrong."""
+    """Return ``table`` with the types of ``columns``. Missing columns of later versions are added as nulls. ``wanted``:
+    the columns that the result must have; None: all of ``columns``. Raises InputError for a missing column, wrong type
+    or value.
+    """
     import pyarrow as pa
 
     types = {field.name: field.type for field in table.schema}
@@ -244,7 +253,9 @@ def _check_text(path: Path, table: pa.Table, name: str) -> None:
 
 
 def _check_range(path: Path, table: pa.Table, name: str) -> None:
-    """Raise InputError for values whose sums are not exact in floats; clock times, never summed, may be larger."""
+    """Raise InputError for a value below -2**53 or above 2**53, because sums would not be exact in floats. Clock times,
+    which are not summed, may be from 0 to 2**62.
+    """
     import pyarrow.compute as pc
 
     extremes = pc.min_max(table.column(name))

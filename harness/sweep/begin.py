@@ -50,14 +50,17 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
 def begin_sweep(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run a sweep in a new folder below ``out``. Raises InputError before anything runs if it cannot work. ``source``:
-    path of the sweep file, for the record. ``copy``: copies the folder while it runs; None for no copy.
+    """Run a sweep in a new folder below ``out``. Raises InputError, before anything runs, for settings that cannot
+    work. ``source``: path of the sweep file, for the record. ``copy``: copies the new folder elsewhere during the
+    sweep; None: no copy.
     """
     return _run(*_begun(loaded, out, command, source), copy)
 
 
 def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
-    """Return the expected cost of all trials, from a few steps. Raises InputError, and TrialFailed if they fail."""
+    """Return the expected cost of all trials, from a few trained steps of each size. Raises InputError for settings
+    that cannot work, and TrialFailed if the trained steps fail.
+    """
     with TemporaryDirectory(prefix="sweep-cost-") as place:
         return SweepRun(*_begun(loaded, Path(place), command, source, compared=False)).cost()
 
@@ -93,7 +96,9 @@ def _begun(
 def resume_sweep(
     path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run the remaining trials of the sweep ``path``. ``budget``: replaces recorded budget and limits, if given."""
+    """Run the remaining trials of the sweep in the folder ``path``. ``budget``: settings whose budget and limits
+    replace the recorded ones; None: keep these. ``copy``: as in :func:`begin_sweep`.
+    """
     folder = SweepFolder(path)
     record = folder.read()
     settings, config = recorded_sweep(record, folder)

@@ -57,7 +57,9 @@ def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s:
 
 
 def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot], trials: int = 1) -> TrialsNeed:
-    """Return the expected need of ``trials`` trials like ``plan``; the time is None without a pilot of this kind."""
+    """Return the expected need of ``trials`` trials like ``plan``. Its times are None if ``pilots`` has none of that
+    kind (model).
+    """
     config = configs.of(plan)
     steps, pilot = trials * plan.steps, pilots.get(plan.kind)
     need = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))

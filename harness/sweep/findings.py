@@ -34,7 +34,9 @@ def mean_losses(points: Iterable[tuple[float, float]]) -> dict[float, float]:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Trials of one group and length, which differ only in learning rate and seed, so that losses give a curve."""
+    """Trials of one group (such as one model size) and one number of steps. They differ only in learning rate and seed,
+    so their losses form a curve over the rate.
+    """
 
     group: str
     steps: int
@@ -48,8 +50,9 @@ class RateCurve:
 
     @property
     def edge(self) -> Edge | None:
-        """End of the tried rates beyond which the optimum may lie; None if within. The lowest mean loss is at that end,
-        and no worse rate lies further out; the fit's minimum alone does not decide.
+        """End of the tried rates beyond which the best rate may lie; None if neither. The lowest mean loss must be at
+        this end, and no trial further out may have diverged or ended early as behind; a fitted minimum beyond it is not
+        enough.
         """
         lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
         if self.optimum.at_edge is None or lowest is None:
@@ -61,17 +64,23 @@ class RateCurve:
 
     @property
     def trained_above(self) -> bool:
-        """True if trials finished above the ceiling: training does not surely diverge at all higher rates."""
+        """True if a trial finished at a rate above ``ceiling``, the lowest rate that diverged: not all higher rates
+        diverge.
+        """
         return self.ceiling is not None and any(rate > self.ceiling.learning_rate for rate, _ in self.above)
 
     @property
     def lowest(self) -> tuple[float, float] | None:
-        """(learning rate, loss) of the trial with the lowest loss; None without a finished trial below the ceiling."""
+        """(learning rate, loss) of the trial with the lowest loss in ``points``, so below every rate that diverged;
+        None if there is no such trial.
+        """
         return min(self.points, key=lambda point: point[1], default=None)
 
     @property
     def lowest_mean(self) -> float | None:
-        """Learning rate with the lowest mean loss over its seeds; None without a finished trial below the ceiling."""
+        """Learning rate with the lowest mean loss over its seeds in ``points``, so below every rate that diverged; None
+        if there is no such trial.
+        """
         means = mean_losses(self.points)
         return min(means, key=lambda rate: means[rate], default=None)
 
@@ -165,7 +174,10 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:
-    """Return True if divergence of ``one`` counts: same model, at most as many steps, probes only for group ""."""
+    """Return True if divergence of the trial ``one`` excludes its rate and higher ones from the curve of ``group`` and
+    ``steps``: the trial has that group and at most ``steps`` steps, or the group is "" and it is a probe (a trial that
+    only looks for divergence).
+    """
     probes = one.plan.role == "probe" and not group
     return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)
 

@@ -96,8 +96,9 @@ class NoOptimum:
 def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
     """Fit a quadratic over log learning rate and return its optimum. ``losses``: one per trial; rates may repeat.
 
-    A loss of None or not finite only limits the optimum's interval; above the largest rate with a loss, it diverged.
-    NoOptimum if too few rates have a loss or the fit fails. Raises ValueError for a rate <= 0 or unequal lengths.
+    A trial whose loss is None or not finite is not fitted: its rate only bounds the optimum's interval. Above the
+    largest rate with a loss, it counts as diverged. Returns NoOptimum if too few rates have a loss or the fit fails.
+    Raises ValueError for a rate <= 0 or unequal lengths.
     """
     if len(learning_rates) != len(losses):
         raise ValueError(f"{len(learning_rates)} learning rates, {len(losses)} losses")
@@ -167,7 +168,9 @@ def _rate(log: float) -> float | None:
 
 
 def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
-    """Return the first and last index to fit: within ``reach`` (log units) of the lowest loss, ends not too steep."""
+    """Return the first and last index (inclusive) of ``rates`` (logarithms) to fit: about those within ``reach`` of the
+    rate at index ``lowest``, which has the lowest loss, without ends that rise too steeply (:data:`CLIFF`).
+    """
     near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
     last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
     first = max(0, min(int(near[0]), lowest - LEAST_REACH, len(rates) - MIN_RATES))
@@ -186,7 +189,9 @@ def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int,
 
 
 def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[float | None, float] | None:
-    """Return a cubic's minimum (None: outside of the points) and squared residuals; None with up to MIN_RATES rates."""
+    """Fit a cubic to ``rises`` and return (x of its minimum, sum of squared residuals). ``design``: columns 1, x, x **
+    2. The x is None if no minimum lies within the points; the result is None for at most :data:`MIN_RATES` distinct x.
+    """
     places = design[:, 1]
     if len(np.unique(places)) <= MIN_RATES:
         return None
@@ -205,7 +210,9 @@ def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[flo
 
 @dataclass(frozen=True)
 class _Quadratic:
-    """A fitted convex quadratic with the interval of its vertex. Positions are relative to the x of the fit."""
+    """A fitted convex quadratic with the interval of its vertex. Positions are log learning rates relative to that of
+    the lowest mean loss.
+    """
 
     vertex: float
     low: float

@@ -45,9 +45,9 @@ class LoadedSweep(NamedTuple):
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
-    """Read the sweep file at ``path``, or the shipped one, merge its base files and ``sets``, and check it. ``sets``:
-    ``key=value`` texts with keys of the sweep or of its base. Raises InputError with file, line, key and allowed
-    values.
+    """Read a sweep file, merge its base files and ``sets``, and check it. ``path``: a file, or the name of a sweep that
+    the harness ships. ``sets``: ``key=value`` texts with keys of the sweep or of its base. Raises InputError with file,
+    line, key and allowed values.
     """
     file = find_file(path, SWEEPS)
     document = read_merged(file, "a sweep", "name, learning_rate, strategy and steps")
@@ -133,7 +133,9 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
 
 
 class _Base(NamedTuple):
-    """Configuration of the trials before the sweep's own keys. ``scenario``: where it comes from; None without one."""
+    """Configuration of the trials, which the sweep's own keys then override. ``scenario``: the scenario that has it;
+    None: no scenario, so the trainer's defaults.
+    """
 
     arm: str = DEFAULT_ARM
     config: dict[str, Json] = {}  # noqa: RUF012 - never changed

@@ -35,7 +35,9 @@ def amount(resource: Resource, value: float) -> str:
 
 
 def all_diverged(trials: Sequence[Trial]) -> bool:
-    """Return True if there are trials and all of them diverged. Probes count only without other trials."""
+    """Return True if there are trials and all of them diverged. Probes (short trials that only look for divergence)
+    count only if there are no other trials.
+    """
     full = [trial for trial in trials if trial.plan.role != "probe"] or trials
     return bool(full) and all(trial.status == "diverged" for trial in full)
 
@@ -70,7 +72,9 @@ def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: 
 
 
 def _arithmetic(resource: Resource, need: TrialsNeed) -> str:
-    """Format how a need arises: steps x time + time beside them, or steps x tokens."""
+    """Format how a need arises: number of steps x time of a step + time of everything else; if these are tokens, or
+    times are unknown, steps x tokens.
+    """
     if resource == "tokens" or need.step_s is None or need.seconds is None:
         return f"{need.steps:,} steps x {need.tokens // max(1, need.steps):,} tokens"
     other_s = need.seconds - need.steps * need.step_s
@@ -141,7 +145,9 @@ def plan_lines(
 
 
 def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> list[str]:
-    """Return a warning if the warm-up (``key``) is cut to half the steps of a short trial; else empty."""
+    """Return a warning if the warm-up is longer than half of some trials, where half of the trial is used instead; else
+    []. ``key``: name of the setting.
+    """
     short = sorted({stage.steps for stage in stages if stage.steps // 2 < warmup_steps}, reverse=True)
     if not short:
         return []
@@ -156,7 +162,10 @@ def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> l
 def cost_lines(
     needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
 ) -> list[str]:
-    """Return the expected cost as lines: a table of hours (and USD) by size, and a note on ``measuring_s`` seconds."""
+    """Return the expected cost as lines: a table of hours (and USD) by size, and a note that the measurement took
+    ``measuring_s`` seconds. ``evaluated``: False for trials on an emulated device, which have no passes over held-out
+    data.
+    """
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [need.seconds or 0.0 for need in needs]
     rows = [
@@ -265,7 +274,9 @@ class SweepProgress:
             print(line, file=sys.stderr, flush=True)
 
     def line(self, trial: Trial, steps: int, loss: float | None, seconds: float) -> str:
-        """Return a trial's progress line, ``seconds`` after this start, with an estimate of the time left."""
+        """Return a trial's progress line with an estimate of the time left. ``seconds``: time since the sweep was
+        started or resumed.
+        """
         all_trials = f"{'' if self._exact else 'at most '}{self._all}"
         value = "" if loss is None else f", loss {loss:.4f}"
         done, remaining = self._done_steps + steps, ""

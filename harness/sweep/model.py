@@ -77,7 +77,9 @@ class SweepBudget(Config):
 
 
 class TrialLimits(Config):
-    """Time limits of a trial. A trial that passes a limit ends. The sweep goes on, or reports the cause of a hang."""
+    """Time limits of a trial. Beyond ``trial_hours`` the trial ends and the sweep goes on. Beyond another limit the
+    trial hangs: the sweep fails, and its error names what the trial was doing.
+    """
 
     start_s: float = Field(900, gt=0, le=86_400)
     """Seconds until the trial's first heartbeat: building model and data path."""
@@ -209,7 +211,9 @@ class TrialConfigs:
         return _allowed(max(1, round(tokens / step_tokens)), step_tokens)
 
     def warmup(self, config: TrainerConfig) -> tuple[str, int]:
-        """Return the setting of the warm-up and its steps; 0 for ``warmup_fraction``, a share of a trial."""
+        """Return the key that sets the warm-up, and its number of steps. That is 0 for ``warmup_fraction``, a share of
+        each trial.
+        """
         settings = self._settings
         if settings.warmup_fraction is not None:
             return "warmup_fraction", 0
@@ -256,7 +260,9 @@ class TrialConfigs:
 
 
 def _checked(content: JsonObject, place: str | None = None) -> TrainerConfig:
-    """Return the configuration ``content``. Raises InputError if it is invalid, at ``place`` (default: the key)."""
+    """Return ``content`` as a configuration. Raises InputError if it is invalid. ``place``: beginning of the error's
+    message; None: the invalid key.
+    """
     try:
         return TrainerConfig.model_validate(content)
     except ValidationError as error:
@@ -275,7 +281,9 @@ def _micro_batch(config: TrainerConfig) -> int:
 
 
 def _evaluated(config: TrainerConfig) -> TrainerConfig:
-    """Return ``config`` with documents held out, because trials are compared by their loss. Raises InputError."""
+    """Return ``config`` with the default evaluation on held-out documents, because trials are compared by its loss.
+    Raises InputError if the configuration allows no evaluation.
+    """
     over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
     return _checked(
         merge(config.model_dump(mode="json"), over), "evaluation: trials are compared by the evaluation loss;"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.Picture:
-    """Draw held-out loss over learning rate for each curve (with points): trials, means, optimum, interval."""
+    """Draw held-out loss over learning rate for ``curves``, each with at least one point: trials, means, optimum and
+    its interval. ``name`` begins the title.
+    """
     return drawing.drawn(loss_figure(curves, name), narrow=loss_figure(curves, name, drawing.NARROW))
 
 
@@ -56,7 +58,9 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = d
 
 
 def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.Picture:
-    """Draw the last step's training loss over learning rate, means and a star; too noisy for a fit."""
+    """Draw the last step's training loss over learning rate: trials, means, and a star at each curve's lowest mean. No
+    curve is fitted, because these losses are too noisy. ``name`` begins the title.
+    """
     return drawing.drawn(training_figure(curves, name), narrow=training_figure(curves, name, drawing.NARROW))
 
 
@@ -96,7 +100,9 @@ def logarithmic_figure(sheet: drawing.Sheet) -> tuple[Figure, Any]:
 
 
 def dress(axes: Any, sheet: drawing.Sheet, *logarithmic: Any) -> None:
-    """Draw a grid, plain numbers on ``logarithmic`` axes; few of them if the sheet is narrow."""
+    """Draw a grid, remove the upper and right border, and number the axes ``logarithmic`` (such as ``axes.xaxis``) like
+    ``2e-03``: with fewer numbers on a narrow sheet.
+    """
     axes.grid(color=drawing.GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

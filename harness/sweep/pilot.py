@@ -22,7 +22,9 @@ PILOT_STEPS, PILOT_SKIPPED = 20, 10
 
 
 def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
-    """Return {kind: longest trial of that kind}, at the lowest rate. Its first steps are the pilot."""
+    """Return {kind: plan of its longest trial, at the lowest rate}. A kind is all trials of one model, whose steps take
+    equal time; its pilot, which measures times, trains the first steps of the plan.
+    """
     plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
     return {plan.kind: plan for plan in sorted(plans, key=lambda plan: plan.steps)}
 
@@ -30,7 +32,9 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError if a full trial (or all of a projection) exceeds the budget; without ``pilots``, its tokens."""
+    """Raise InputError if one full trial (for a projection: all trials of all sizes) needs more than the budget. Time
+    and money are checked only if ``pilots`` has the times of these trials. ``price``: US dollars per hour.
+    """
     space = configs.space()
     stages = settings.strategy.stages(space)
     if projection_of(settings.strategy, space) is not None:
@@ -44,7 +48,9 @@ def refuse_too_much(
 
 
 def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
-    """Train a few steps, and return their times. Raises BudgetOver after ``may_s``, TrialFailed, InputError."""
+    """Train a few steps and return their times. Raises BudgetOver if that takes longer than ``may_s`` seconds,
+    TrialFailed if the steps fail, and InputError if a setting is wrong.
+    """
     folder, count, begun_s = Path(start["folder"]), start["steps"], time.monotonic()
 
     def going_on(_: TrialEvent) -> bool:
@@ -97,7 +103,9 @@ def _seconds(path: Path, column: str) -> list[float]:
 
 
 def _passes(path: Path) -> tuple[list[float], list[float]]:
-    """Return the seconds of each pass over held-out data, and of each pass over multiple-choice questions."""
+    """Return the seconds of each pass over held-out data, and of each pass over multiple-choice questions, from the
+    evaluations.parquet at ``path``; two empty lists if it is missing.
+    """
     from pyarrow.parquet import read_table
 
     rows = read_table(path).to_pylist() if path.exists() else []

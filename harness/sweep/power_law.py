@@ -98,7 +98,9 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class NoExtrapolation:
-    """Reason why :func:`extrapolate` predicts nothing for ``size``, and the figure that was too large or too small."""
+    """Reason why :func:`extrapolate` predicts nothing for ``size``, and the figure of the law or prediction that is
+    beyond its limit.
+    """
 
     size: float
     reason: Literal["slope", "scatter", "too-far", "interval"]
@@ -144,7 +146,9 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
 
 
 def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
-    """Return the best rate at ``size`` with its interval; NoExtrapolation if the line or ``size`` forbids one."""
+    """Return the best rate at ``size`` with its interval; NoExtrapolation if the line is too uncertain, or ``size`` too
+    far from the fitted sizes.
+    """
     spanned = math.log(law.largest / law.smallest)
     distance = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
     if law.meaningless is not None:
@@ -160,7 +164,9 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
-    """Return an optimum's errors (log units) below and above, :data:`SHARE` of its interval; None with an open end."""
+    """Return an optimum's errors below and above (natural log units): :data:`SHARE` of its distances to the two ends of
+    its interval. None if an end is open.
+    """
     if one.ci_low is None or one.ci_high is None:
         return None
     log = math.log(one.learning_rate)
@@ -168,7 +174,9 @@ def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
 
 
 def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights by which each y enters intercept and slope of the weighted line, shape (2, sizes)."""
+    """Return the array, shape (2, points), that maps the points' y values to the line fitted with ``weights``: ``result
+    @ y`` is (intercept, slope).
+    """
     centre = float(weights @ x / weights.sum())
     off = x - centre
     slope = weights * off / float(weights @ off**2)
@@ -189,7 +197,10 @@ def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:
-    """Return both widths of the 95 % interval of ``parts @ optima``. ``scatter``: variance that is due to tau2."""
+    """Return the widths (log units), below and above, of the 95 % interval of ``parts @ optima``, a weighted sum of log
+    optima. ``errors``: (below, above) of each optimum. ``scatter``: variance of that sum by scatter around the line
+    (tau2).
+    """
     beyond = student_t(_QUANTILE, len(parts) - 2) ** 2 * scatter
     falls = np.where(parts > 0, errors[:, 0], errors[:, 1]) * parts
     rises = np.where(parts > 0, errors[:, 1], errors[:, 0]) * parts
@@ -198,7 +209,7 @@ def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: flo
 
 @dataclass(frozen=True)
 class ProjectedPoint:
-    """One searched size and the optimum of its curve; None as long as it has no curve."""
+    """One searched size of a projection. ``optimum``: that of its curve of losses; None before its first trial."""
 
     group: str
     size: float
@@ -229,7 +240,10 @@ class Projection:
 def project(
     plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
 ) -> Projection:
-    """Fit a line through the optima and extrapolate it to the sweep's own size. Widths are not extrapolated."""
+    """Fit a power law through the sizes' optima, and extrapolate it to the sweep's own size. ``optima``: {group:
+    (optimum, end of the tried rates beyond which it may lie, or None)}. Widths (mup) are not extrapolated:
+    ``prediction`` is None.
+    """
     points = tuple(ProjectedPoint(size.group, size.size, *optima.get(size.group, (None, None))) for size in plan.sizes)
     fitted = [(point.size, point.optimum) for point in points if isinstance(point.optimum, LearningRateOptimum)]
     law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])

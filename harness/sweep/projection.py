@@ -47,7 +47,9 @@ TOKENS = [26_000_000, 52_000_000, 105_000_000]
 
 @dataclass(frozen=True)
 class SizeOfTrials:
-    """One searched size of a projection (parameters, tokens or width). ``overrides``: dotted keys."""
+    """One searched size of a projection (parameters, tokens or width). ``overrides``: the dotted keys, with values,
+    that change the trainer's configuration to this size.
+    """
 
     group: str
     size: float

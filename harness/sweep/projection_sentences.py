@@ -52,7 +52,9 @@ def conclusion(found: Projection) -> list[str]:
 
 
 def _bounds(found: Projection) -> list[str]:
-    """Return warnings for optima and minima that may lie beyond the tried rates."""
+    """Return a warning for sizes whose best rate may lie beyond the tried rates, and one for sizes where only the
+    minimum of the fit lies beyond them.
+    """
     lines = []
     for edge, extreme, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
         hit = [point.group for point in found.points if point.edge == edge]

@@ -56,7 +56,9 @@ def write_report(folder: SweepFolder) -> list[str]:
 
 
 def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
-    """Return the search space from a sweep's records, as far as the report needs it."""
+    """Return the search space from a sweep's records. Its ``steps_of`` returns the sweep's steps for every model size;
+    the report needs no other steps.
+    """
     rates = settings.learning_rate
     return SearchSpace(
         rates.low,

@@ -185,7 +185,9 @@ class GreedyStrategy(Config):
 
 
 def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of mean losses that may be noise of the seeds (``spreads``), at least FLAT."""
+    """Return the largest difference of two mean losses that may be noise: by the scatter of the seeds' losses at each
+    rate (``spreads``), but at least :data:`FLAT` x ``loss``.
+    """
     squares = sum(variance(losses) * (len(losses) - 1) for losses in spreads if len(losses) > 1)
     freedom = sum(len(losses) - 1 for losses in spreads)
     error = math.sqrt(2 * squares / freedom / len(spreads[0])) if freedom else 0.0
@@ -253,7 +255,9 @@ def hyperband(
     overrides: JsonObject | None = None,
     draw: Draw = "random",
 ) -> Trials:
-    """Yield the trials of all brackets of at most ``most_steps`` steps. ``group``, ``overrides``: of the model size."""
+    """Yield the plan of each trial of all brackets, with at most ``most_steps`` steps, and receive its ended trial.
+    ``group`` and ``overrides`` (dotted keys with values) are put into every plan; they select a model size.
+    """
     for bracket in brackets(most_steps, eta):
         rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")
         for rung in bracket.rungs:

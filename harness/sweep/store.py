@@ -181,7 +181,9 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
 @dataclass(frozen=True)
 class Pilot:
-    """Times (s) measured in a few steps before the first trial of a kind. A budget of time or money needs them."""
+    """Times (s) from a few steps that are trained before the first trial of a kind (trials of one model, so of equal
+    step time). A budget of time or money needs them.
+    """
 
     start_s: float  # seconds of a short training except its steps and passes: start of its process, and its end
     step_s: float  # Median of a step, in seconds
@@ -190,7 +192,9 @@ class Pilot:
 
     @property
     def measurement(self) -> ArmMeasurement:
-        """The times as an :class:`ArmMeasurement`, which predicts the cost, without checkpoints."""
+        """The times as an :class:`ArmMeasurement`, from which the cost of trials is predicted. It has no times of
+        checkpoints.
+        """
         passes, answers = (self.pass_s,), (self.answers_s,)
         steps = (self.step_s, self.step_s)  # The first step does not differ from the others.
         return ArmMeasurement(
@@ -297,7 +301,9 @@ class SweepFolder:
         write_text(self.trial(number) / SPENT, json.dumps(asdict(taken)) + "\n")
 
     def as_it_stands(self, trial: Trial) -> Trial:
-        """Return ``trial``; if it is still running, with its spending so far, which the journal does not have."""
+        """Return ``trial``. If it still runs, add its seconds, steps and tokens so far from spent.json, which the
+        journal lacks.
+        """
         if trial.status != "running":
             return trial
         progress = self.taken(trial.number)

@@ -71,7 +71,10 @@ class OwnStrategy(Config):
     def _next(
         self, asking: Generator[object, Trial | None, object], ended: Trial | None, space: SearchSpace
     ) -> TrialPlan:
-        """Send the trial to the user's function; return its next plan. Raises StopIteration or InputError."""
+        """Send ``ended``, the last trial (None at first), to the user's function. Return the plan that it yields next.
+
+        Raises StopIteration at the function's end, and InputError if it fails or yields no valid plan.
+        """
         try:
             proposal = asking.send(ended)
         except StopIteration:
@@ -97,7 +100,7 @@ class OwnStrategy(Config):
         )
 
     def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
-        """Return the generator of the user's function. Raises InputError if that fails or returns another."""
+        """Call the user's function and return its generator. Raises InputError if it fails or returns no generator."""
         try:
             generator = user_code.call(KEY, self.name, self.arguments, {"space": space})
         except SystemExit as error:
@@ -153,7 +156,10 @@ TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}
 
 
 def _named(value: Any) -> Any:
-    """Return the mapping for ``strategy``; a name alone has its defaults. Raises ValueError for an unknown name."""
+    """Return the value of the key ``strategy`` as a mapping. A plain name becomes {"name": name}, so defaults apply.
+
+    Raises ValueError for any other type, and if the name is missing or unknown.
+    """
     mapping = {"name": value} if isinstance(value, str) else value
     allowed = f"allowed: {', '.join(NAMES)}, or MODULE:FUNCTION of your own"
     if not isinstance(mapping, dict):

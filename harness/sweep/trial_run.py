@@ -72,7 +72,10 @@ class Watching:
         return False
 
     def _report(self, milestone: int, tokens: int) -> str:
-        """Send the mean loss since the last milestone to the sweep, and return its order: step, stop or evaluate."""
+        """Send the mean loss since the last milestone to the sweep, wait for its order, and return the order.
+
+        step: train on. stop: end now. evaluate: end after an evaluation on the held-out documents.
+        """
         losses = self._losses[self._part_begin : milestone - 1]
         self._part_begin = milestone - 1
         mean = sum(losses) / len(losses) if losses else None
@@ -105,7 +108,11 @@ class Watching:
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Train the trial of the first message on socket ``descriptor``, as child of ``parent``. Return 0: finished."""
+    """Train one trial in this process. Return its exit status: 0 if it trained all its steps, else 1.
+
+    ``descriptor``: file descriptor of the socket to the sweep, whose first message is the trial to train. ``parent``:
+    process id of the fork server. This process dies with it.
+    """
     die_with_parent(parent)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_trial_start()
@@ -141,7 +148,11 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
-    """Return a trial's last event, with its losses; also write it to result.json, should the sweep be killed."""
+    """Return a trial's last event, with its losses.
+
+    If the trial is done or diverged, also write the event to result.json. A resumed sweep reads it there if the sweep
+    was killed meanwhile.
+    """
     import json
 
     from harness.launch.training_files import EVALUATIONS, read_evaluations
@@ -187,7 +198,10 @@ class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
 
 
 class TrialServer:
-    """Trains trials one after the other, each forked from a server with imports done, started with the first."""
+    """Trains trials one after the other, each in a new process. A fork server that has imported everything forks them.
+
+    The first trial starts the fork server.
+    """
 
     def __init__(self, configs: Sequence[JsonObject], limits: TrialLimits) -> None:
         self._modules = [*modules_of(configs), *PRELOADED]
@@ -209,9 +223,12 @@ class TrialServer:
         decide: Callable[[TrialEvent], Order],
         going_on: Callable[[TrialEvent], bool] = lambda _: True,
     ) -> TrialEvent:
-        """Train one trial in a new process and return its last event. Raises TrialLate or TrialFailed. ``before_s``:
-        seconds of earlier parts. ``decide``: answers each milestone. ``going_on``: gets every event; False ends the
-        trial.
+        """Train one trial in a new process and return its last event.
+
+        ``before_s``: seconds that earlier parts of this trial took. ``decide``: returns the order at each milestone.
+        ``going_on``: called with each event but the last; if it returns False, the trial is asked to end. Raises
+        TrialLate after ``limits.trial_hours``, and TrialFailed if the process ends without a last event or is silent
+        for too long.
         """
         own_end, child_end = socket.socketpair()
         channel, log_start = Channel(own_end), log.stat().st_size if log.exists() else 0

@@ -115,13 +115,16 @@ MIN_PEERS = 3  # A median of fewer trials is not reliable.
 
 
 def milestones(steps: int) -> list[int]:
-    """Return the numbers of steps after which a trial reports its loss, without the end of the trial."""
+    """Return the steps at which a trial of ``steps`` steps reports its loss: each tenth (rounded up), not the end."""
     return sorted({ceil(steps * part / MILESTONE_PARTS) for part in range(1, MILESTONE_PARTS)} - {steps})
 
 
 def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
-    """Return True if a trial's mean loss at this milestone is above the median of ``others`` like ``plan``. Only trials
-    that may end early, from :data:`EARLIEST_END` of their steps on, with :data:`MIN_PEERS` others.
+    """Return True if ``loss``, the trial's mean loss at milestone ``steps``, is above the median of its peers.
+
+    Peers: those of ``others`` with this milestone and with the plan's group, length, seed and role. False with fewer
+    than :data:`MIN_PEERS` peers, before the share :data:`EARLIEST_END` of the trial's steps, and if the plan may not
+    end early.
     """
     if not plan.ends_behind or steps < EARLIEST_END * plan.steps:
         return False

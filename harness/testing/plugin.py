@@ -84,7 +84,8 @@ class _Scenario:
     ) -> Subject:
         """Return the arm to check. ``path``: file relative to the current folder or pytest's root, or a shipped name.
 
-        ``control``: of the arm; None: as it is. ``sets``: overrides as for ``harness run --set``.
+        ``control``: check the arm under this control, such as ideal-data; None: the arm itself. ``sets``: overrides as
+        for ``harness run --set``.
         """
         from harness.testing.subject import Subject
 

@@ -55,17 +55,17 @@ class Subject:
         memory_within: str = "5%",
         startup_within: str = "20%",
     ) -> StateComparison:
-        """Measure the arm and ``other``.
+        """Measure the arm and ``other``, and return the comparison. Fail the test if the arm is slower than allowed.
 
-        Fail the test if the arm is slower by more than ``within``, else return the comparison.
-        ``within`` defaults to 1 %. Against figures kept for this environment it is 5 %, because studies of different
-        times
-        differ by the machine's drift.
-        ``other`` is an arm of the same scenario, or "baseline" if no arm has that name. "baseline" is the state of the
-        code named by ``--harness-base`` or, without it, the kept figures. The code is the harness's if that state
-        contains it, else the user's own code that the scenario names.
-        ``memory_within`` and ``startup_within``: limits for memory and start-up time; "off" skips them.
-        If the check stays undecided within ``budget`` (time), the ini option ``harness_undecided`` decides.
+        ``other``: an arm of the same scenario, or "baseline". With ``--harness-base`` (a revision or a folder),
+        "baseline" is the code there: the harness's code if that state contains it, else the user's code that the
+        scenario names. Without this option, "baseline" is the figures that ``--harness-save-baselines`` kept in this
+        environment.
+
+        ``within``: allowed increase of the step time, such as "2%". None: 1 %, or 5 % against kept figures, because the
+        machine's speed drifts between two studies. ``memory_within``, ``startup_within``: the same for memory and
+        start-up time; "off": not checked. ``budget``: time limit, such as "10m". If the result is then still undecided
+        (the measurements allow both answers), the ini option ``harness_undecided`` says what to do: skip, fail or pass.
         """
         if self.benchmark is not None and not self.benchmark.enabled:
             self.benchmark._mode = "scenario"  # suppresses the benchmark's warning that it was not used
@@ -172,7 +172,10 @@ class Subject:
         return self._end(found.comparisons[0], folder, sides.candidate, baseline)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
-        """Compare the arm with the kept baseline, or keep it as baseline (``--harness-save-baselines``) and skip."""
+        """Run the arm and compare it with the kept baseline.
+
+        With ``--harness-save-baselines``, keep the arm's figures as the new baseline instead, and skip the test.
+        """
         from harness.launch.study import Sequential, run_study
         from harness.machine.environment import record_environment
         from harness.regress import baselines
@@ -305,7 +308,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Row:
-    """Baseline's row in pytest-benchmark's table: name, and milliseconds per step, one value per round."""
+    """Baseline of a comparison, as a row of pytest-benchmark: its name, and each round's step time (ms)."""
 
     name: str
     step_ms: Sequence[float]

@@ -32,7 +32,10 @@ _HALF = ("bf16", "pure-bf16", "fp16")  # precisions that the flash kernel suppor
 
 
 def implementation(config: TrainerConfig, device: torch.device) -> str | None:
-    """Return transformers' name for ``model.attention`` (None: ``auto``). Raises InputError without a flash kernel."""
+    """Return transformers' name for ``model.attention`` (sdpa for flash); None for auto: transformers chooses.
+
+    Raises InputError for flash if the CUDA device or the precision does not support it.
+    """
     attention = config.model.attention
     if attention == "auto":
         return None
@@ -105,7 +108,10 @@ def several_documents(position_ids: torch.Tensor) -> bool:
 
 
 def teach_transformers() -> None:
-    """Make transformers use :func:`known`. Does nothing in a version that does not look for packed rows."""
+    """Patch transformers: its search for several documents in a row uses the answer that :func:`known` sets.
+
+    Does nothing in a version of transformers without that search.
+    """
     global _look
     from transformers import masking_utils
 
@@ -133,7 +139,10 @@ _TOLERANCE = 1e-4  # share of the largest logit that other documents may change
 
 
 def check_separation(config: TrainerConfig, model: torch.nn.Module) -> None:
-    """Raise InputError if, in a trial of ``model``, the second document of a row depends on the first."""
+    """Raise InputError if ``model`` cannot keep the documents of a packed row apart.
+
+    A forward pass of two short rows tests if the logits of a row's second document depend on its first document.
+    """
     name = config.model.factory or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if (reason := _why_not(model)) is not None:
         raise InputError(f"data.documents: separated, but {name} {reason}; allowed with it: joined")

@@ -27,7 +27,11 @@ class Stateful(Protocol):
 
 
 class Compute(Protocol):
-    """Interface of a device for the loop. Methods that wait for the device say "Block"; the others queue work."""
+    """Interface of a device for the training loop.
+
+    Methods that wait for results of the device say "Block". Other methods may return before the device has done the
+    work.
+    """
 
     device: str
     asynchronous: bool  # True if the host runs ahead of the device
@@ -50,11 +54,18 @@ class Compute(Protocol):
         return
 
     def clip_gradients(self) -> Any:
-        """Clip to the configured norm and return the global norm as a device scalar (None without gradients)."""
+        """Clip the gradients to the configured norm. Return their global norm before clipping, as a device scalar.
+
+        None if nothing is computed.
+        """
         return None
 
     def check_finite(self, norm: Any, step: int) -> None:
-        """Block until ``norm`` is known. Raises FloatingPointError if it is NaN or infinite."""
+        """Block until ``norm``, the gradient norm of step ``step``, is known.
+
+        Raises FloatingPointError if it is NaN or infinite; with loss scaling (fp16) only after many such steps in a
+        row.
+        """
         return
 
     def optimizer_step(self) -> None:
@@ -68,14 +79,20 @@ class Compute(Protocol):
         return None
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
-        """Block until the losses are known, and return each step's mean over its micro-batches."""
+        """Block until the losses are known. ``losses``: for each step, the losses of its micro-batches.
+
+        Return the mean loss of each step; None for each step if nothing is computed.
+        """
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
         """Queue copies of a step's mean loss, and of ``norm`` unless None, to the host, for ``read_copy``."""
         return None
 
     def read_copy(self, copy: Any, step: int) -> float | None:
-        """Block and return the mean loss of ``copy``. Raises FloatingPointError if its norm is not finite."""
+        """Block until ``copy`` (of :meth:`copy_to_host`) is there. Return its mean loss; None if nothing is computed.
+
+        Raises FloatingPointError as :meth:`check_finite` does, if it contains the norm of step ``step``.
+        """
         return None
 
     def learning_rate(self) -> float | None:
@@ -91,7 +108,11 @@ class Compute(Protocol):
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        """Block and continue ``prompt`` by at most ``most`` ids (trainer.generate). Every rank calls it."""
+        """Block and let the model continue ``prompt``. Return at most ``most`` new ids, without the prompt.
+
+        Ids from ``vocab_size`` on are never chosen. Generation stops at ``eos_id``; None: no such id. Every rank calls
+        it.
+        """
 
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
@@ -110,7 +131,10 @@ class Compute(Protocol):
         return None
 
     def repeated_rows(self) -> tuple[int, ...] | None:
-        """Return how many of the first 1, 2, 4, ... rows were trained on before; None if there are losses."""
+        """Return how many of the first 1, 2, 4, ... rows repeat an earlier row of this run.
+
+        None if rows are not counted: only an emulated device, which has no losses to compare, counts them.
+        """
         return None
 
     def synchronize(self) -> None:
@@ -121,7 +145,10 @@ class Compute(Protocol):
         """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
-        """Return the SHA-256 of the parameters, or raise RanksDifferError if ranks differ; None with one rank."""
+        """Block and return the SHA-256 of the parameters; None with one rank.
+
+        Raises RanksDifferError if the parameters of ranks differ.
+        """
         return None
 
 
@@ -157,7 +184,10 @@ class NoCompute(Compute):
 
 
 class InjectedCompute:
-    """Runs another compute and adds the declared costs of training steps on the host's main thread."""
+    """Runs another compute, and spends the artificial costs of ``compute.inject`` on the calling thread.
+
+    Such a cost is CPU time or a sleep, in milliseconds per phase and step.
+    """
 
     def __init__(self, inner: Compute, inject: ComputeInject, seed: int, micro_batches: int = 1) -> None:
         self._inner = inner
@@ -192,7 +222,10 @@ class InjectedCompute:
 
 
 def call_site(what: str, *inside: str) -> str:
-    """Return the innermost line that called from outside this file and ``inside``: ``trainer/loop.py:49: what``."""
+    """Return the innermost line that called this function from any file but this one and ``inside`` (file names).
+
+    Its form is ``trainer/loop.py:49: WHAT``, where ``what`` is the text to append.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):
         frame = frame.f_back

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 def build_compute(
     config: TrainerConfig, tokenizer_vocab_size: int, rank: Rank = ALONE, *, takes_weights: bool = False
 ) -> Compute:
-    """Build and seed the compute that ``config`` declares. Raises InputError if this machine does not support it.
+    """Build and seed the compute (model and device, or an emulation) that ``config`` declares.
 
-    With several ranks, each waits here for the last one. ``takes_weights``: True to load the weights of ``resume``,
-    which only the first part of a training starts with.
+    With several ranks, each waits here for the last one. ``takes_weights``: True to load the weights that
+    ``config.resume`` names. False if a checkpoint of this training is loaded later, which replaces them. Raises
+    InputError if this machine does not support the configuration.
     """
     compute: Compute
     if config.compute.work == "none":
@@ -67,7 +68,10 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
 def _model(
     config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device, takes_weights: bool
 ) -> torch.nn.Module:
-    """Build the model with its attention. ``takes_weights``: True for the llm.c weights of ``resume``, if given."""
+    """Build the model, with the attention that ``config`` asks for.
+
+    ``takes_weights``: True to load the llm.c weights that ``config.resume`` names, if that section is given.
+    """
     model = _described(config, tokenizer_vocab_size, device)
     if takes_weights and config.resume is not None:
         with brought_here(config.resume.llmc, "resume.llmc") as path:

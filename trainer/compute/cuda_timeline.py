@@ -181,7 +181,10 @@ class CudaTimeline:
         return self._cuda.Event(enable_timing=True)
 
     def _set_anchor(self) -> tuple[Any, int]:
-        """Return an event that the idle stream reached, and its time (CLOCK_MONOTONIC, ns), tightest of several."""
+        """Return a CUDA event on the idle stream, and the time at which the stream reached it (CLOCK_MONOTONIC, ns).
+
+        Of :data:`_ANCHOR_TRIES` events, the one that the host waited for least is taken: its time is the most exact.
+        """
         best: tuple[int, Any, int] | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self._event()

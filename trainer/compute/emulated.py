@@ -56,7 +56,10 @@ class DeviceQueue:
         self.lead = HostLead()
 
     def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
-        """Queue ``kernels`` kernels of ``duration_ns`` in total. Blocks for launches, and while it is full."""
+        """Queue the phase ``name``: ``kernels`` kernels that take ``duration_ns`` in total.
+
+        Blocks for the launch time of each kernel and, if ``depth`` phases are queued, until the first of them is done.
+        """
         now_ns = monotonic_ns()
         while self._ends_ns and self._ends_ns[0] <= now_ns:
             self._ends_ns.popleft()
@@ -93,7 +96,10 @@ class DeviceQueue:
         self.lead.held()
 
     def _wait(self, until_ns: int, what: str, *, ahead: bool = False) -> None:
-        """Block until ``until_ns``, and report it as ``what``. ``ahead``: True if more work than that is queued."""
+        """Block until ``until_ns`` (CLOCK_MONOTONIC), and report the wait as ``what``.
+
+        ``ahead``: True if the device has work queued beyond that time.
+        """
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
         end = monotonic_ns()
@@ -114,7 +120,7 @@ def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kern
 
 
 class EmulatedCompute(NoCompute):
-    """Compute of an emulated device: its work takes time by arithmetic. It has no losses."""
+    """Compute of an emulated device: its work takes calculated times and computes nothing, so no losses."""
 
     asynchronous = True
     emulated = True
@@ -247,7 +253,11 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
 
 
 def _recorded(path: str) -> dict[str, list[float]]:
-    """Read {kernel: milliseconds per step} from a JSON file. Raises InputError for any other content."""
+    """Read {"forward_ms": [duration in step 0, duration in step 1, ...], ...}, all in milliseconds, from a JSON file.
+
+    h2d, forward and backward: duration for one micro-batch. Raises InputError if the file is unreadable or has any
+    other content.
+    """
     allowed = ", ".join(KernelDurations.model_fields)
     place = f"compute.device.recorded: {path}"
     try:
@@ -273,7 +283,10 @@ COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
 
 
 class RepeatedRows:
-    """Counts the rows of one run that it has trained on before, by which arms without a loss are compared."""
+    """Counts the rows that one run has already trained on before.
+
+    Arms without losses are compared by these counts.
+    """
 
     def __init__(self, *, by_epoch: bool) -> None:
         """Start counting. ``by_epoch``: True if a row counts as new in each epoch, as documents of a corpus do."""

@@ -69,20 +69,30 @@ class HostLead:
         self._begins = False
 
     def hold_ns(self, now_ns: int) -> int | None:
-        """Return how long (ns) to hold the device before the step that begins at ``now_ns``; None if too early."""
+        """Return for how many ns to hold (pause) the device before the step that begins at ``now_ns``.
+
+        None before :data:`_FEWEST_STEPS` steps, and if the device ran dry in the last step.
+        """
         if self._steps < _FEWEST_STEPS or self._running_dry():
             return None
         return round(min(_HOLD * min(self._fastest_ns, now_ns - self._begun_ns), _LONGEST_HOLD_NS))
 
     def held(self) -> None:
-        """Record that the device is held. After the next step, the host's lead has stopped growing."""
+        """Record that the device is held (paused). This settles the host's lead: :attr:`settled` is then True."""
         self._held = True
 
     @property
     def settled(self) -> bool:
-        """True if the host waited in the last step, the device ran dry in each of the last two, or it was held."""
+        """True if the host's lead has stopped growing.
+
+        One of three is enough: the host waited for the device in the latest step; the device ran dry in each of the
+        latest two steps; the device was held (paused) since it was last idle.
+        """
         return self._held or self._waited or self._running_dry() > 1
 
     def _running_dry(self) -> int:
-        """Return the number of consecutive steps, without the first, in which the device ran dry."""
+        """Return the number of consecutive steps, up to the latest one, in which the device ran dry.
+
+        The first step after the device was idle never counts.
+        """
         return self._dry_steps + 1 if self._dry and self._steps > 1 else 0

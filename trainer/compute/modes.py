@@ -102,14 +102,17 @@ MOST_SKIPPED_IN_A_ROW = 32
 
 
 def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
-    """Return the precisions of a device. ``capability``: that of CUDA (major, minor); None for a CPU."""
+    """Return the precisions of a device. ``capability``: its CUDA compute capability (major, minor); None for a CPU."""
     if capability is None:
         return [precision for precision in PRECISIONS if precision != "tf32"]
     return [precision for precision in PRECISIONS if capability >= LEAST_CAPABILITY.get(precision, (0, 0))]
 
 
 def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
-    """Raise InputError if ``device`` cannot compute in ``precision``. ``capability``: as above; None for a CPU."""
+    """Raise InputError if ``device`` (its name, for the message) cannot compute in ``precision``.
+
+    ``capability``: its CUDA compute capability (major, minor); None for a CPU.
+    """
     allowed = allowed_precisions(capability)
     if precision in allowed:
         return
@@ -181,9 +184,10 @@ class LossScaling:
             self._behind += 1
 
     def keeps_rate(self) -> bool:
-        """Return True if the learning rate's schedule must stand still in this step: a skipped step used no rate.
+        """Return True if the schedule of the learning rate must not advance in this step. Called once per step.
 
-        If the host reads the norm one step late (``compute.sync: late``), it stands still two steps later.
+        Each skipped step, which used no rate, makes one call return True: in that step, or with ``compute.sync: late``
+        two steps later.
         """
         if not self._behind:
             return False
@@ -219,7 +223,10 @@ class NormCheck:
         self._in_a_row = 0
 
     def __call__(self, norm: float, step: int) -> None:
-        """Raise FloatingPointError if ``norm`` is not finite: MOST_SKIPPED_IN_A_ROW times in a row with scaling."""
+        """Raise FloatingPointError if ``norm``, the gradient norm of step ``step``, is NaN or infinite.
+
+        With loss scaling, raise only after :data:`MOST_SKIPPED_IN_A_ROW` such steps in a row.
+        """
         if math.isfinite(norm):
             self._in_a_row = 0
             return

@@ -67,7 +67,11 @@ def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
 
 
 def _left(optimizer: OptimizerConfig, step: int, total: int, progress: float) -> float:
-    """Return the share (1 to 0) of the difference of full and final learning rate left at ``step`` of ``total``."""
+    """Return how much of the learning rate's decay is left: 1 at the full rate, 0 at the final rate.
+
+    ``progress``: share (0 to 1) of the schedule after its warmup that is over. ``step`` of ``total`` counts the warmup
+    too.
+    """
     if optimizer.schedule == "linear":
         return 1 - progress
     if optimizer.schedule == "cosine":  # Loshchilov and Hutter 2017, without restarts

@@ -77,7 +77,10 @@ class Parallel:
         return model
 
     def parts(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """Return the checkpoint parts of model and ``optimizer``; under ddp those of one process."""
+        """Return the checkpoint parts of model and ``optimizer``, by name.
+
+        ddp: the whole model and optimizer, as without other ranks. fsdp: one part with this rank's share of both.
+        """
         if not self._sharded:
             return {"model": self._model.module, "optimizer": optimizer}
         return {SHARDED: ShardedPart(self._model, optimizer)}
@@ -96,10 +99,11 @@ class Parallel:
             self._model.require_backward_grad_sync = is_last
 
     def end_backward(self) -> None:
-        """Report the time from this rank's last ready gradients to the end of their exchange (ddp on a CPU).
+        """Report the time from this rank's last ready gradients to the end of their exchange. Nothing without ddp on a
+        CPU.
 
-        Call it after each backward pass. Raises InputError after the first step if ddp would wait for gradients that
-        never come.
+        Call it after each backward pass. Raises InputError in the first step if a parameter got no gradient, for which
+        ddp would wait forever.
         """
         if not self._checked and not self._sharded and self._begun == self._micro_batches:
             self._checked = True
@@ -115,7 +119,7 @@ class Parallel:
             self._ready_ns = 0
 
     def _average(self, bucket: Any) -> Any:
-        """Average a bucket of gradients over the ranks, as DDP's hook, and note when it was ready."""
+        """Average a bucket of gradients over the ranks, as DDP's hook, and store the time of the call."""
         import torch.distributed as dist
 
         self._ready_ns = monotonic_ns()
@@ -123,9 +127,11 @@ class Parallel:
         return dist.all_reduce(gradients, async_op=True).get_future().then(lambda done: done.value()[0])
 
     def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
-        """Return the mean of ``values`` over ranks; within a step, which may have broken off, this rank's values.
+        """Return the mean of ``values`` over all ranks.
 
-        ``in_each_step``: True if every rank calls it within every step, at the same place. That is always safe.
+        Within a step, return this rank's ``values`` unchanged: a step may have broken off, so that other ranks take no
+        part. ``in_each_step``: True to exchange them nevertheless, which is safe if every rank makes this call in every
+        step.
         """
         import torch.distributed as dist
 
@@ -137,7 +143,10 @@ class Parallel:
 
     @contextmanager
     def in_a_pass(self) -> Iterator[None]:
-        """Context of an evaluation: no rank leaves it before all have finished, so no step waits for a pass."""
+        """Context of one evaluation. No rank leaves it before all ranks have finished.
+
+        So no training step includes time in which a rank waits for another rank's evaluation.
+        """
         import torch.distributed as dist
 
         self.within_step = True
@@ -186,7 +195,10 @@ class ShardedPart:
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load this rank's share of weights and moments. ``state_dict``: the folder of a checkpoint."""
+        """Load this rank's share of weights and moments from a checkpoint's files.
+
+        ``state_dict``: not a state, but the path of the checkpoint's folder.
+        """
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load

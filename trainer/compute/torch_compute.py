@@ -334,7 +334,10 @@ def _with_one_label(batch: Batch) -> Batch:
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
-    """Return True if the model's forward may have a parameter ``name``."""
+    """Return True if the model's forward accepts an argument ``name``, as a parameter or by ``**``.
+
+    Also True if its parameters are unknown.
+    """
     try:
         parameters = inspect.signature(model.forward).parameters
     except ValueError:  # Compiled code may have no signature.

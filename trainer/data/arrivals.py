@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 class Arrival(NamedTuple):
     """Times (CLOCK_MONOTONIC, ns) at which a batch had arrived in this process and was unpacked.
 
-    ``waited``: True if this process waited for the message. Then ``arrived_ns`` is its arrival, else the time of
-    reading it. It comes from the queue, because a process without a core for a while seems to wait.
+    ``waited``: True if the queue was empty when this process asked for the batch. ``arrived_ns`` is then the time at
+    which the batch arrived, else the time at which reading it began. Waiting is not inferred from the time that the
+    call took, because a process without a core also takes long.
     """
 
     arrived_ns: int

@@ -92,7 +92,10 @@ class BatchPipeline(Protocol):
 
 
 class RepeatedBatches:
-    """Pipeline that repeats a few batches forever, from ``start`` on, at no cost but declared ones."""
+    """Pipeline that repeats ``batches`` in a circle forever. Its only costs are the artificial ones of ``injector``.
+
+    ``start``: position after an earlier run's batches, from which to continue.
+    """
 
     def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
         self._batches, self._injector = cycle(batches), injector
@@ -102,7 +105,7 @@ class RepeatedBatches:
             next(self._batches)
 
     def next_batch(self) -> Batch:
-        """Return the next batch as a new Batch with the same tensors, after its declared costs."""
+        """Spend the artificial costs (``data.inject``). Return the next batch, a new Batch with the same tensors."""
         for stage in telemetry.STAGES:
             if self._injector.cost_ms(stage):
                 with telemetry.span(stage):
@@ -114,7 +117,11 @@ class RepeatedBatches:
 
 
 def to_repeat(first: BatchPipeline) -> list[Batch]:
-    """Return the first batches of a user's source to repeat; one if all have the same shape, and thus the same time."""
+    """Return the first batches of a user's source, to be repeated.
+
+    One batch if all have the same shape, as each then takes the same time. Else up to :data:`REPEATED_BATCHES`, or
+    fewer if they reach :data:`REPEATED_BYTES` or :data:`REPEATED_S`.
+    """
     batches: list[Batch] = []
     size, deadline_s = 0, monotonic() + REPEATED_S
     while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < deadline_s):

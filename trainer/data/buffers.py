@@ -32,7 +32,10 @@ class BatchBuffer:
         mask: NDArray[np.int64] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> None:
-        """Keep arrays of shape (rows, length). ``positions``: only for batches of another process."""
+        """Keep arrays of shape (rows, length). ``mask``: None for packed rows.
+
+        ``positions``: positions within separated documents, in memory shared with another process; else None.
+        """
         self.ids, self.labels, self.mask = ids, labels, mask
         self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
@@ -72,7 +75,10 @@ class BatchBuffers:
     """Reusable buffers in this process's memory. A buffer is allocated when none is free."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """Set up without memory. ``mask``: True with an attention mask; ``pinned``: True if page-locked (CUDA)."""
+        """Set up the pool without a buffer: :meth:`take` allocates them, of shape (rows, length).
+
+        ``mask``: True if buffers include an attention mask. ``pinned``: True if their memory is page-locked (CUDA).
+        """
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 

@@ -257,7 +257,10 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove the folder ``target``, with a line, if it is damaged, of another key, or fails ``check``."""
+    """Remove the cache folder ``target`` if it is damaged, was built for another key, or fails ``check``.
+
+    Print one line on stderr with the reason.
+    """
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
     with _guarded(target), _locked(target.parent):
@@ -290,7 +293,10 @@ def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _trust_written(path: Path, digest: str) -> None:
-    """Remember the digest of a large file hashed while it was written, after the clock's next tick."""
+    """Remember the digest of a large file, computed while the file was written, so that it is not hashed again.
+
+    First wait until the file system's clock has ticked: a later change then shows in the file's times.
+    """
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)

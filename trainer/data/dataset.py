@@ -56,7 +56,10 @@ class DataPipeline:
         start: Position = Position(),  # noqa: B008  # a tuple never changes
         buffers: Buffers | None = None,
     ) -> None:
-        """Set up the stages. ``draws``: seed and worker for the masks. ``buffers``: None for new memory."""
+        """Set up the stages. ``draws``: seed and worker number for the masks of a masked-LM.
+
+        ``buffers``: memory for batches; None: buffers of its own.
+        """
         corpus = prepared.corpus
         reads_text, scalar = config.path.startswith("text-"), config.access == "scalar"
         self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
@@ -95,7 +98,10 @@ class DataPipeline:
         return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch with its trace, after its declared costs; None at the end of one epoch."""
+        """Return the next batch, after the artificial costs (``data.inject``) are spent; None at the end of the order.
+
+        If ``marked``, the batch has a trace: the spans of the stages that made it.
+        """
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
             began = monotonic()
@@ -127,7 +133,10 @@ class DataPipeline:
         return batch
 
     def _read_documents(self, rows: int) -> Any:
-        """Return the next documents: lists of ids, Encoded or PaddedRows; None at the end of the order."""
+        """Read the next 1 to ``rows`` documents, and tokenize them if they are text. None at the end of the order.
+
+        Return Encoded or PaddedRows with zero-copy access, else a list: of ids, or of (ids, mask) for a padded file.
+        """
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
@@ -152,7 +161,10 @@ class DataPipeline:
         return with_end_of_text(self._tokenizer.encode_flat(texts), self._eos_id)
 
     def _with_tokens(self, documents: Any) -> Any:
-        """Return the documents that have a token. Counts all of them for the bookmark and the mean length."""
+        """Return the documents that have at least one token.
+
+        All documents advance the bookmark (position for a checkpoint). Only those returned count for the mean length.
+        """
         if isinstance(documents, PaddedRows):
             has_tokens = documents.mask[:, 0] != 0
             self._bookmark.add(has_tokens)
@@ -184,14 +196,20 @@ class DataPipeline:
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _look_ahead(self, took_s: float) -> None:
-        """Read more documents at once if the last read, of ``took_s``, was short. Each call costs 0.1 ms."""
+        """Adapt how many documents a read fetches to ``took_s``, the seconds of the last read.
+
+        After a short read fetch twice as many, because each read has a fixed cost; after a long one, half as many.
+        """
         if took_s < _SHORT_READ_S:
             self._ahead = min(_MOST_AHEAD, self._ahead * 2)
         elif took_s > 3 * _SHORT_READ_S:
             self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
     def _count(self, filled: int, tokens: int) -> None:
-        """Count ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        """Count ``filled`` documents that have a token, with ``tokens`` tokens in all, for the mean length.
+
+        Raises InputError after :data:`trainer.data.order.EMPTY_EPOCHS` epochs without such a document.
+        """
         self._empty_epochs.check(filled)
         if self._packed:
             self._documents += filled
@@ -209,7 +227,11 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """Return the order of all documents (or windows) not held out. Raises InputError with too few windows."""
+    """Return the order in which worker ``worker`` of ``workers`` reads the documents that are not held out.
+
+    With ``shuffle: windows`` it consists of windows: rows cut from flat tokens. ``endless``: False for one epoch.
+    Raises InputError if there are fewer windows than workers.
+    """
     if config.shuffle == "windows":
         windows, kept = windows_of(config, prepared)
         if workers > windows:
@@ -237,9 +259,10 @@ def pipeline_of(
     buffers: Buffers | None = None,
     every: tuple[int, int] = (0, 1),
 ) -> DataPipeline | FlatPipeline:
-    """Return the pipeline of ``config``'s path over the documents of ``order``. Arguments are those of DataPipeline.
+    """Return the pipeline that reads the documents of ``order`` by the data path ``config.path``.
 
-    ``every``: (offset, stride) of the batches to make; only a path of flat tokens can leave some out.
+    Arguments: see :class:`DataPipeline`. ``every``: (offset, stride) of the batches to make. Anything but (0, 1) needs
+    :attr:`DataConfig.is_flat`.
     """
     if not config.is_flat:
         assert every == (0, 1), "the configuration refuses it"
@@ -254,9 +277,10 @@ def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
 
 
 def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
-    """Return at most ``most`` batches of the held-out documents, the same on every data path, each document once.
+    """Return at most ``most`` batches of the held-out documents, each document once; the same for each ``config.path``.
 
-    Declared costs and doses do not apply to them. Raises InputError if no batch has a token to predict.
+    Artificial costs (``data.inject``) and repeated work (doses) do not apply. Raises InputError if no batch has a token
+    to predict.
     """
     rows = None if prepared.split is None else prepared.split.held_out_rows()
     if prepared.held_out is not None:
@@ -321,7 +345,11 @@ def _of_source(
 
 
 def _dosed(config: DataConfig) -> DataInject | None:
-    """Return the declared costs, with those of a dosed stage times 1 + dose: one draw of jitter for all of them."""
+    """Return the artificial costs of ``config.inject``; None without any.
+
+    Those of reading and tokenizing are multiplied by 1 + the number of extra repetitions, so all share one draw of
+    jitter.
+    """
     if config.inject is None:
         return None
     costs = {

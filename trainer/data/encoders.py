@@ -27,7 +27,7 @@ ENCODERS = {
 
 
 def watch() -> None:
-    """Mark the calls of tokenizer libraries, imported now or later, while this thread makes a batch."""
+    """Record calls of tokenizer libraries, also those imported later, as spans ``tokenize`` while a batch is made."""
     making.thread = threading.get_ident()
     for name in ENCODERS:
         _mark(name, sys.modules.get(name))
@@ -36,7 +36,10 @@ def watch() -> None:
 
 
 class _EncoderFinder:
-    """Import finder that delegates to the other finders and marks the module once it has been imported."""
+    """Import finder for tokenizer libraries. It finds a module by the other finders.
+
+    Once the module has been imported, its encoding methods are wrapped, so that they record spans.
+    """
 
     def __init__(self) -> None:
         self._asking: set[str] = set()  # guards against two finders that ask each other

@@ -38,10 +38,10 @@ MAX_PIECES_OF_A_ROW = 32
 
 
 class FlatPipeline:
-    """Runs a packed data path over flat tokens in one process, one batch at a time.
+    """Makes packed batches from flat tokens in one process, one batch at a time.
 
-    A dose (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked if
-    ``marked`` is False.
+    ``config.extra_reads`` (the dose control) repeats the reading of each batch, inside its span ``read``. If ``marked``
+    is False, no reading is repeated and no span is recorded.
     """
 
     def __init__(
@@ -56,7 +56,12 @@ class FlatPipeline:
         buffers: Buffers,
         every: tuple[int, int],
     ) -> None:
-        """Set up the stages over ``order``. ``draws``: seed and worker for the masks; ``every``: (offset, stride)."""
+        """Set up the pipeline over the documents of ``order``. ``start``: position from which it continues.
+
+        ``marked``: False to record no spans. ``draws``: (seed, worker) of the masks. ``buffers``: memory for the
+        batches. ``every``: (offset, stride) of this worker's batches among all batches of ``order``; (0, 1): all of
+        them.
+        """
         self._config, self._prepared, self._order, self._start = config, prepared, order, start
         self._rows, self._length = config.batch_size, config.sequence_length
         self._size = self._rows * self._length

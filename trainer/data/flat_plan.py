@@ -22,12 +22,13 @@ _WINDOWS = 256  # windows that are looked up at once
 
 
 class TokenStretch(NamedTuple):
-    """Pieces of flat tokens which, end to end, are whole rows of ``tokens`` tokens.
+    """Pieces of flat tokens which, end to end, are whole rows. ``tokens``: number of tokens in all these rows.
 
-    Each piece lies from ``sources`` to ``ends``, without the first ``cut`` tokens of the first piece and the last
-    ``overhang`` tokens of the last one. ``starts``: places in the stretch where documents begin; ``inner``: the number
-    of these that are not at the begin of a row. ``document``, ``used``: where the next stretch begins, as in
-    :class:`trainer.data.position.Position`. ``adjacent``: True if the pieces also lie end to end in the flat tokens.
+    Piece i is ``sources[i]`` to ``ends[i]`` of the flat tokens. The first ``cut`` tokens of the first piece and the
+    last ``overhang`` tokens of the last piece are not in the rows. ``starts``: places, counted from the first row's
+    begin, where documents begin. ``inner``: number of ``starts`` that are not at a row's begin. ``document``, ``used``:
+    place where the next stretch begins, as in :class:`trainer.data.position.Position`. ``adjacent``: True if the pieces
+    also lie end to end in the flat tokens.
     """
 
     tokens: int
@@ -43,14 +44,14 @@ class TokenStretch(NamedTuple):
 
 
 class RowPlan(Protocol):
-    """Plans packed rows over flat tokens, for one epoch or without end."""
+    """Plans packed rows over flat tokens: the rows of one epoch, or rows without end."""
 
     @property
     def remainder(self) -> int:
         """Number of tokens that are left over because they do not fill a row."""
 
     def next(self, rows: int) -> TokenStretch | None:
-        """Return the pieces that fill the next ``rows`` rows; fewer rows at the end of one epoch, then None."""
+        """Return the pieces of the next ``rows`` rows. At the end of a plan for one epoch: fewer rows, then None."""
 
     def skip(self, rows: int) -> None:
         """Skip ``rows`` rows, which other workers make."""
@@ -112,7 +113,10 @@ class DocumentPlan:
         self._first = int(self._end.searchsorted(self._at, "right"))
 
     def _plan(self, missing_tokens: int) -> None:
-        """Take documents for several batches from the order, and forget those before the current row."""
+        """Plan further documents from the order, and forget planned documents that rows have used up.
+
+        ``missing_tokens``: tokens that the next rows lack. About :data:`_BATCHES_AHEAD` times as many are planned.
+        """
         count = min(_MOST, max(_FEWEST, _BATCHES_AHEAD * round(missing_tokens / self._mean)))
         indices = self._order.take(count)
         self._ended = not len(indices)
@@ -137,7 +141,10 @@ class DocumentPlan:
 
 
 class WindowPlan:
-    """Plans rows from windows of fixed places, one per row. Tokens after the last whole window are never used."""
+    """Plans rows from windows: a row is the flat tokens between two consecutive multiples of the row's length.
+
+    Tokens after the last whole window are never used.
+    """
 
     def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, window: int = 0) -> None:
         """Set up the plan. ``window``: number of windows of ``order`` that an earlier run has used."""
@@ -194,7 +201,11 @@ class WindowPlan:
         self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(begins_inside)])
 
     def _documents_in(self, sources: Places, places: Places) -> tuple[Places, Places]:
-        """Return where documents begin in a stretch of windows, and how many begin before each and in total."""
+        """Return the places where documents begin in windows laid end to end, and their number before each window.
+
+        ``sources``: first token of each window in the flat tokens. ``places``: its first token among the windows laid
+        end to end. The second returned array ends with the number of all these places.
+        """
         first = self._places.searchsorted(sources)
         counts = self._places.searchsorted(sources + self._length) - first
         before = np.cumsum(counts) - counts

@@ -48,10 +48,16 @@ WorkerInit = Callable[[int], None]
 
 
 class LateBatch:
-    """Waits at most ``timeout_s`` for each batch, counted in timed-out waits, which a suspension does not prolong."""
+    """Limits the wait for each batch to ``timeout_s`` seconds, counted in waits of ``look_s`` that timed out.
+
+    Elapsed time is not measured, so the time for which a run is suspended does not count.
+    """
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """Set the limit. ``made_again``: batches that each worker of a resumed training drops at first."""
+        """Set the limit. ``made_again``: number of batches that each worker makes again and drops after a resume.
+
+        The first batch of each worker may therefore take 1 + ``made_again`` times as long.
+        """
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
@@ -152,10 +158,11 @@ class Batches:
         position: DataPosition | None = None,
         arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """Begin to serve ``iterator``. ``pin``: True to pin batches here; only without workers.
+        """Serve the batches of ``iterator``. ``pin``: True to copy each to page-locked memory; only without workers.
 
-        ``late``: enforces the workers' time limit; None without workers. ``position``: start position, advanced with
-        each batch; None: the beginning. ``arrival``: returns the arrival times of the last batch, for telemetry.
+        ``late``: limits the wait for each batch; None without workers. ``position``: position of the first batch,
+        advanced with each batch; None: the beginning. ``arrival``: returns when the last batch arrived and was
+        unpacked, or None if unknown; None records no arrivals.
         """
         self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError | LostBatchError] | None = iterator
@@ -215,8 +222,9 @@ def open_batches(
     """Start the ``config.workers`` workers of ``rank`` and return their batches. Workers begin to prefetch at once.
 
     ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers the first batch
-    is built on request (a repeated batch is built here). ``start``: position of an earlier run, which these batches
-    then advance. Raises InputError if there are more workers than documents.
+    is built when it is requested; the batches that ``config.replay`` repeats are built in this call. ``start``:
+    position of an earlier run, which these batches then advance. Raises InputError if there are more workers than
+    documents.
     """
     start = start or DataPosition(max(1, config.workers))
     keep_single_threaded()
@@ -289,7 +297,7 @@ class _BatchDataset(IterableDataset[Any]):
 
 
 def _fields(config: DataConfig) -> tuple[str, ...]:
-    """Return the names of the tensors that the batches of a path may have."""
+    """Return the names of the tensors that batches of this configuration may contain, such as ``input_ids``."""
     fields = ["input_ids", "labels"]
     if config.source is not None or not is_packed(config):
         fields.append("attention_mask")
@@ -299,12 +307,16 @@ def _fields(config: DataConfig) -> tuple[str, ...]:
 
 
 def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
-    """Return (number, count) of the share of a worker of ``rank``: of documents, or of a global order's batches."""
+    """Return (number, count) of the share of worker ``worker`` of ``rank``: a share of the documents.
+
+    With ``config.global_order`` (an order of batches that is the same for any number of workers) it is (offset, stride)
+    of the worker's batches.
+    """
     return (dealt_to if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
 def _at(start: DataPosition, shard: int) -> Position:
-    """Return the position from which the worker of share ``shard`` starts."""
+    """Return the position from which shard ``shard`` continues: as in ``start``, or the shard's beginning."""
     return start.of(shard)._replace(worker=shard)
 
 

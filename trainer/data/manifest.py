@@ -25,7 +25,10 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOrigin:
-    """Origin of a pretokenized folder. A folder of another origin is not used."""
+    """Facts from which a pretokenized folder was made: format, corpus, tokenizer and special ids.
+
+    They must match the requested ones, or the folder is not used.
+    """
 
     schema: int
     format: Format

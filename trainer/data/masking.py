@@ -60,7 +60,10 @@ class Masker:
     """Masks the batches of one worker for a masked LM, one after the other. The draws depend on the batch's number."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """Set up the draws. ``batches``: number of the first batch; ``every``: from one batch to the next."""
+        """Set up the draws of worker ``worker``. ``batches``: number of its first batch.
+
+        ``every``: difference between the numbers of two consecutive batches.
+        """
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 

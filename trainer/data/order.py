@@ -43,14 +43,18 @@ def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
 
 
 def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (offset, stride) of a worker's batches: at step k rank r receives batch k x ranks + r."""
+    """Return (offset, stride): the worker builds batches offset, offset + stride, ... of one order for all ranks.
+
+    At step k rank r receives batch k x ranks + r.
+    """
     return worker * ranks + rank, ranks * workers
 
 
 class IndexSampler:
-    """Yields the document indices of one shard, epoch after epoch. ``epoch``: that of the next index, before the end.
+    """Yields the document indices of one shard, epoch after epoch. A subclass computes each epoch's order.
 
-    A subclass computes each epoch's order.
+    ``epoch``: number of the current epoch, from 0; it grows when the next epoch's first index is taken. ``shuffled``:
+    False if the documents keep their order.
     """
 
     epoch: int
@@ -65,7 +69,10 @@ class IndexSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up shard ``worker`` of ``workers``. ``rows``: indices of the documents; None: all up to ``documents``."""
+        """Set up shard ``worker`` of ``workers``. ``documents``: number of documents of all shards together.
+
+        ``endless``: False to end after one epoch. ``rows``: index to yield for each document; None: 0, 1, 2 and so on.
+        """
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless
@@ -108,7 +115,10 @@ class EmptyEpochs:
         self._order, self._since = order, order.epoch
 
     def check(self, filled: int) -> None:
-        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        """Record that ``filled`` of the documents just taken have a token.
+
+        Raises InputError if none had one for more than :data:`EMPTY_EPOCHS` epochs.
+        """
         if filled:
             self._since = self._order.epoch
         elif self._order.epoch - self._since > EMPTY_EPOCHS:
@@ -148,7 +158,10 @@ class ShardedSampler(IndexSampler):
 
 
 class ComputedSampler(IndexSampler):
-    """Yields the document indices of one shard in another seeded order, without memory per document."""
+    """Yields the document indices of one shard in a seeded order that is computed when needed.
+
+    It takes no memory per document. The order differs from that of :class:`ShardedSampler`, and from epoch to epoch.
+    """
 
     shuffled = True
 

@@ -57,7 +57,10 @@ class PaddedRows(NamedTuple):
 
 
 class _Texts(NamedTuple):
-    """Documents that wait for rows. ``begins``: start of each in ``ids``; ``kept``: tokens that fit a row."""
+    """Documents that wait for padded rows. ``ids``: their tokens end to end.
+
+    ``begins``: index in ``ids`` where each document begins. ``kept``: number of its tokens that fit into a row.
+    """
 
     ids: NDArray[np.uint32]
     begins: Places

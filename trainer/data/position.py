@@ -86,9 +86,10 @@ class DataPosition:
         positions: Mapping[int, Position] | None = None,
         keeps_state: bool = False,
     ) -> None:
-        """Start after ``received`` batches of ``workers`` (at least 1, for this process).
+        """Start after ``received`` batches. ``workers``: number of loader workers; 1 if this process builds batches.
 
-        ``keeps_state``: True if each batch carries the state of a user's dataset.
+        ``positions``: latest position of each shard, by its number. ``keeps_state``: True if each batch carries the
+        state of a user's dataset.
         """
         self.workers, self.received, self.keeps_state = workers, received, keeps_state
         self.positions = dict(positions or {})
@@ -100,7 +101,11 @@ class DataPosition:
             self.positions[position.worker] = position
 
     def role(self, process: int) -> int:
-        """Return the worker whose shard loader process ``process`` takes, which continues the order."""
+        """Return the number of the worker whose shard loader process ``process`` reads.
+
+        A new DataLoader takes its first batch from process 0. After a resume process 0 therefore takes the shard of the
+        worker whose batch is next.
+        """
         return (process + self.received) % self.workers
 
     def of(self, part: int) -> Position:
@@ -109,7 +114,7 @@ class DataPosition:
 
     @property
     def epochs(self) -> float | None:
-        """Number of epochs that every worker has completed, with fractions; None if it is unknown."""
+        """Completed epochs, with fractions: the minimum over all workers. None if epoch lengths are unknown."""
         if len(self.positions) < self.workers:
             return 0.0
         epochs = [position.epochs for position in self.positions.values()]

@@ -46,7 +46,10 @@ class DocumentSplit:
         return _load(self.folder, _TRAINING)
 
     def held_out_rows(self) -> NDArray[np.int64]:
-        """Return the rows of the held-out documents by content hash: the first are the same in any order."""
+        """Return the rows of the held-out documents, sorted by the hash of their content.
+
+        The first n of them are the same documents, however the corpus is ordered.
+        """
         return _load(self.folder, _HELD_OUT)
 
 
@@ -58,7 +61,10 @@ def content_hash(content: str | bytes) -> int:
 
 
 def held_buckets(config: EvaluationConfig, documents: int) -> int:
-    """Return how many of the :data:`BUCKETS` hash buckets are held out. Raises InputError for all documents."""
+    """Return how many of the :data:`BUCKETS` hash buckets are held out of a corpus of ``documents`` documents.
+
+    Raises InputError if ``config.documents`` asks for all documents or more.
+    """
     fraction = DEFAULT_FRACTION if config.fraction is None else config.fraction
     if config.documents is not None:
         if config.documents >= documents:
@@ -147,9 +153,10 @@ def prepare(
 ) -> Prepared:
     """Build everything that ``config`` needs, or find it in the cache, and return its description.
 
-    Imports no torch, except for a hub tokenizer's first use. ``places``: folders to search first for the code of
-    ``source``. ``files``: user's files that this code imports. ``evaluation``: the documents to hold out. Raises
-    InputError, one line, for every input that cannot be used.
+    Imports no torch, except for a hub tokenizer's first use. ``places``: folders to search first for the user's
+    function ``config.source``; None: the working directory and those of ``CODE_PATH``. ``files``: further files that
+    the user's code imports. ``evaluation``: the documents to hold out. Raises InputError, one line, for every input
+    that cannot be used.
     """
     if config.source is not None:
         return _of_source(config.source, places, files)
@@ -189,7 +196,7 @@ def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> 
 
 
 def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
-    """Return the first folder in ``corpus.pretokenized`` that has the data path's format; None without one."""
+    """Return the first folder in ``corpus.pretokenized`` that has the data path's format; None if none has it."""
     origin = asdict(origin_of(corpus, tokenizer, format, sequence_length))
     del origin["corpus_fingerprint"], origin["engine"]  # The corpus is this folder, whatever engine made it.
     for folder in corpus.pretokenized:

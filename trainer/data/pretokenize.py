@@ -155,7 +155,7 @@ def origin_of(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_leng
 
 
 class _Tally:
-    """Counts documents, tokens and tokens in rows, which have at most ``longest`` tokens (None: any)."""
+    """Counts documents, their tokens, and the tokens that remain if each is cut to ``longest`` tokens (None: uncut)."""
 
     def __init__(self, longest: int | None) -> None:
         self.documents = self.empty = self.tokens = self.rows_tokens = 0
@@ -218,7 +218,10 @@ def _write(
 
 
 class _NoRows:
-    """Writer of rows for the flat format. It does nothing, because the journal has the tokens already."""
+    """Stand-in for a parquet writer in the flat format: it writes nothing.
+
+    The tokens are in the token journal, whose files become the flat format.
+    """
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None: ...
 

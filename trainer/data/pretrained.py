@@ -76,7 +76,10 @@ def _has_facts(folder: Path) -> bool:
 
 
 def _import_file(file: Path) -> Path:
-    """Import a tokenizer.json without a tokenizer_config.json. ``<|endoftext|>``, if special, is its end."""
+    """Import a tokenizer.json without a tokenizer_config.json, and return the tokenizer's folder in the cache.
+
+    Its end-of-text id is that of ``<|endoftext|>``; it has none if that is no special token.
+    """
 
     def build(to: Path) -> None:
         from tokenizers import Tokenizer

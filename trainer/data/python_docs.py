@@ -31,7 +31,10 @@ def stdlib() -> Path:
 
 
 def collect(root: Path) -> list[str]:
-    """Return the documents under ``root`` in their final order. Raises InputError if no sources are installed."""
+    """Return the documents in the Python sources below ``root``, without duplicates, ordered by their hash.
+
+    Raises InputError for fewer than :data:`_FEWEST_DOCUMENTS`: this Python comes without its sources.
+    """
     documents: dict[bytes, str] = {}
     for text in _documents(root):
         try:
@@ -84,7 +87,7 @@ def _strings_of_mapping(tree: ast.Module) -> Iterator[str]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Yield the long docstrings of modules, classes and functions. Only statements are visited."""
+    """Yield the docstrings of modules, classes and functions of at least :data:`_SHORTEST_DOCSTRING` characters."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()

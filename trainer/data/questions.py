@@ -202,7 +202,11 @@ def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) 
 
 
 def _parts(where: str, stream: NDArray[np.uint16]) -> list[Ids]:
-    """Return the tokens of context and endings, each after its length. Raises InputError unless they fill it."""
+    """Return the tokens of the context and of each ending. In ``stream`` its length precedes each.
+
+    ``where``: name of the question in errors. Raises InputError if one is empty, or the lengths do not add up to
+    ``stream``.
+    """
     parts, offset = [], 0
     for part in range(1 + ENDINGS):
         length = int(stream[offset]) if offset < len(stream) else 0

@@ -178,7 +178,10 @@ class RingBatches:
         look_s: float,
         pinned: bool,
     ) -> None:
-        """Start the workers, seeded as by DataLoader. ``shape``: (rows, length); ``look_s``: longest wait."""
+        """Start the workers, with the same random seeds as a DataLoader's. ``shape``: (rows, length) of a batch.
+
+        ``look_s``: seconds to wait for a batch before a NotYetError.
+        """
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
         self.arrival: Arrival | None = None  # arrival of the last batch

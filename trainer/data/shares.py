@@ -57,14 +57,20 @@ class ShareJob:
 
 
 def documents_per_share(documents: int, shares: int, most: int) -> int:
-    """Return the documents per share, at most ``most``, for about ``shares`` shares of whole row groups."""
+    """Return the number of documents per share (a run of documents), for about ``shares`` shares.
+
+    It is a multiple of :data:`CORPUS_ROW_GROUP`, but at most ``most``.
+    """
     even = -(-documents // shares // CORPUS_ROW_GROUP) * CORPUS_ROW_GROUP
     return max(CORPUS_ROW_GROUP, min(even, most))
 
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Context with a temporary folder that gets the name ``place``, unless a second try of a task was faster."""
+    """Context with a temporary folder, which is renamed to ``place`` at the end.
+
+    The temporary folder is removed instead after an error, or if another process has made ``place`` first.
+    """
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
@@ -79,7 +85,10 @@ def share_folder(place: Path) -> Iterator[Path]:
 
 
 def write_share(job: ShareJob, number: int) -> int:
-    """Tokenize share ``number``, unless it is there. Raises InputError if its folder is not seen here."""
+    """Tokenize share ``number`` (a run of documents) into its folder, unless that exists. Return ``number``.
+
+    Raises InputError if this machine does not see the job's folder, or the corpus has changed.
+    """
     place = job.place(number)
     if place.is_dir():
         return number
@@ -111,7 +120,10 @@ def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
 
 
 def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup]:
-    """Yield the tokens of share ``number`` after ``skip`` documents. Raises InputError if files were changed."""
+    """Yield the tokens of share ``number`` (a run of documents) without its first ``skip`` documents.
+
+    Raises InputError if the share's files were changed after they were written.
+    """
     place = job.place(number)
     flat = open_flat(place, token_type(job.tokenizer.vocab_size))
     try:
@@ -194,7 +206,10 @@ class SparkTokens:
         self._lock: int | None = None
 
     def __call__(self, start: int) -> TokenGroups:
-        """Yield the tokens of all documents from number ``start`` on, share by share as they are finished."""
+        """Yield the tokens of all documents from number ``start`` on, in the corpus' order.
+
+        Waits for each share (a run of documents) until Spark has finished it.
+        """
         first = start // self.job.documents
         self._open(range(first, self.job.count))
         for number in range(first, self.job.count):
@@ -244,7 +259,7 @@ class SparkTokens:
 
 @dataclass(frozen=True)
 class ShareWork:
-    """Work of the Spark driver's process: the shares ``missing``, by number."""
+    """Work of the Spark driver: executors tokenize the shares (runs of documents) numbered in ``missing``."""
 
     job: ShareJob
     missing: tuple[int, ...]
@@ -268,7 +283,10 @@ class ShareWork:
 
 
 def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the `mapInArrow` function from indices into ``missing`` to numbers of new shares, which it tokenizes."""
+    """Return the function for Spark's ``mapInArrow``, which tokenizes shares (runs of documents) on an executor.
+
+    It takes indices into ``missing``, a list of share numbers, and yields the numbers of the shares.
+    """
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -284,7 +302,10 @@ _here: dict[str, ShareJob] = {}  # jobs of this executor by folder
 
 
 def on_executor(job: ShareJob) -> ShareJob:
-    """Return the job with the tokenizer file that Spark sent here. Raises InputError for another library version."""
+    """Return ``job`` with the location of the tokenizer's copy that Spark sent to this executor.
+
+    Raises InputError if the executor has another version of the tokenizer's library.
+    """
     if job.folder not in _here:
         from pyspark import SparkFiles
 

@@ -62,7 +62,7 @@ class ScalarTextSource:
 
 
 class ZeroCopyTextSource:
-    """Reads text from the value buffers of an Arrow column: a few rows, one by one."""
+    """Reads text from the value buffers of an Arrow column, row by row, without an Arrow object for each row."""
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column
@@ -129,7 +129,10 @@ class PaddedSource:
 
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
-    """Return a column of token lists as flat tokens (int32): a view if it is one chunk, else a copy."""
+    """Return a column of token lists as flat tokens (int32): a view if Arrow has it in one chunk, else a copy.
+
+    Raises InputError if it has fewer than ``rows`` rows.
+    """
     table = _Columns([file], [column], rows).open()
     parts = [_list_part(chunk) for chunk in table.column(column).chunks if len(chunk)]
     del table  # Each part can then be freed once it is copied.

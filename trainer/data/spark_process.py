@@ -60,7 +60,11 @@ class SparkWork(Protocol):
         """JVM options for ``SPARK_SUBMIT_OPTS``, without effect on a JVM that already runs; "" for none."""
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Do the work in Spark's ``session``. Each ``report`` of JSON values is an event that restarts the limit."""
+        """Do the work in Spark's ``session``.
+
+        ``report(name=value)`` sends an event, of JSON values, to the process that started Spark, and restarts the time
+        limit there.
+        """
 
 
 class SparkProcess:
@@ -185,7 +189,10 @@ def _environment(work: SparkWork) -> dict[str, str]:
 
 
 def drive(events: int, parent: int) -> None:
-    """Run the driver's process, which ends with ``parent``: read the work from standard input, do it, and exit."""
+    """Run the Spark driver: read the pickled work from standard input, do it, and exit.
+
+    ``events``: file descriptor to which reports are written. ``parent``: id of the process with which this one ends.
+    """
     die_with_parent(parent)
     with os.fdopen(events, "w") as pipe:
         lock = threading.Lock()

@@ -204,7 +204,11 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
-    """Return ``ids`` in the stored type with end-of-text ids. Raises InputError for an id outside the vocabulary."""
+    """Return the documents in the data type of flat tokens (uint16 or uint32), each with its end-of-text id.
+
+    An empty document stays empty. ``text_bytes``: size of their text, UTF-8. Raises InputError for an id outside the
+    vocabulary.
+    """
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
         raise InputError(
             f"data.tokenizer: {info.location} gave the id {largest}, outside of its vocabulary of {info.vocab_size:,}"
@@ -270,7 +274,10 @@ def _ends(engine: Engine, text: str) -> Iterator[int]:
 
 
 def _places(text: str, start: int) -> Iterator[int]:
-    """Yield at most ENDS_TRIED single line ends from ``start`` on, then single spaces, where a part may end."""
+    """Yield places from ``start`` on where a part of ``text`` may end: first line ends, then spaces.
+
+    Each stands alone, without other white space beside it. At most :data:`ENDS_TRIED` of each kind are looked at.
+    """
     for separator in ("\n", " "):
         place = start - 1
         for _ in range(ENDS_TRIED):

@@ -54,7 +54,11 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return the tokenizer and its engine, cached. Raises InputError if the corpus has ids that it lacks."""
+    """Return the description of the tokenizer, including its engine (the library that encodes).
+
+    The tokenizer is trained or imported if it is not in the cache. Raises InputError if that fails, or if ``corpus``
+    holds token ids that the tokenizer does not have.
+    """
     keep_single_threaded()
     if corpus.pretokenized:
         info = _of_pretokenized(config, corpus, Path(corpus.pretokenized[0]))
@@ -65,7 +69,10 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
-    """Return the tokenizer of the tokens in ``folder``. Raises InputError without one, or if another is given."""
+    """Return the tokenizer of the tokens in ``folder``.
+
+    Raises InputError if the folder has no tokenizer and ``config`` gives none, or if ``config`` gives another.
+    """
     manifest = read_manifest(folder)
     if config.train is None:
         info = _named(config, corpus)
@@ -137,7 +144,11 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return ``info`` with engine and policy of ``config``. Raises InputError if these cannot be followed."""
+    """Return ``info`` with the engine (the library that encodes) that ``config`` requests or a comparison chooses.
+
+    Raises InputError if ``config.special_tokens_in_text`` cannot be followed: the library encodes them otherwise, or
+    they are to be refused and the corpus has some.
+    """
     policy, own_library = config.special_tokens_in_text, info.library
     fixed = _FIXED_POLICY.get(own_library, policy)
     if policy not in (None, "refuse", fixed):
@@ -169,7 +180,10 @@ def keep_single_threaded() -> None:
 
 
 def engine(kind: str, location: str) -> str:
-    """Return the tokenizer's native library, not imported, and its version, such as ``tokenizers 0.21.0``."""
+    """Return name and version of the tokenizer's own library, such as ``tokenizers 0.21.0``, without importing it.
+
+    ``kind`` and ``location`` (path of its file or folder) determine the library.
+    """
     fast = location.endswith(".json")
     library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
     return f"{library} {version(library)}"
@@ -235,7 +249,7 @@ def sentencepiece_model(location: str) -> Any:
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of a tokenizer that represent no text; ``unknown``: that of unknown text, None if it uses bytes."""
+    """Ids of a tokenizer that represent no text. ``unknown``: id of unknown text; None if the tokenizer uses bytes."""
 
     ids: frozenset[int]
     unknown: int | None

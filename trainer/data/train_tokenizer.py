@@ -67,7 +67,10 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
 
 
 def save(tokenizer: Any, folder: Path) -> None:
-    """Write ``tokenizer.json``. Replaces the library's ``save``, which raises a bare Exception for a full disk."""
+    """Write ``tokenizer`` (of the library `tokenizers`) as tokenizer.json into ``folder``.
+
+    Used instead of the library's own ``save``, which raises a bare Exception for a full disk.
+    """
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
@@ -118,7 +121,10 @@ def write_facts(
 
 
 def largest_id(vocabulary: dict[str, int], name: str) -> int:
-    """Return the largest id of ``vocabulary``. Raises InputError, with ``name``, if it is empty or too large."""
+    """Return the largest id in ``vocabulary`` (token -> id). ``name``: the tokenizer's name in errors.
+
+    Raises InputError if the vocabulary is empty, or the id is not below :data:`MAX_VOCABULARY`.
+    """
     if not vocabulary:
         raise InputError(f"data.tokenizer: the vocabulary of {name} is empty")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])

@@ -57,7 +57,10 @@ MOST_DRAWN = 100_000
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a user's dataset. ``begin`` yields the indices of each batch of an epoch, ``batches`` if known."""
+    """Order of a user's dataset. Each call of ``begin`` starts an epoch and yields the item indices of each batch.
+
+    ``batches``: number of batches per epoch; None: unknown.
+    """
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None
@@ -123,7 +126,10 @@ def _length_of(sampler: Any) -> int | None:
 
 
 class Randomness:
-    """Context with its own random states, the same in every process; the next ``with`` continues them."""
+    """Context in which torch (CPU), numpy and ``random`` draw from states of its own, seeded with ``seed``.
+
+    Afterwards the process has its previous states again. The next ``with`` continues the context's states.
+    """
 
     def __init__(self, seed: int) -> None:
         self._others = _random_states()
@@ -142,7 +148,10 @@ class Randomness:
         _set_random_states(self._others)
 
     def pass_on(self) -> None:
-        """Make the context's states of numpy and ``random``, which the user's code may have seeded, current."""
+        """Give the process the context's states of numpy and ``random``; torch's state stays.
+
+        A user's code may have seeded these states within the context.
+        """
         _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
 
 
@@ -171,7 +180,10 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """Open the source. ``shifted``: False for a masked-LM. ``start``: position to continue from."""
+        """Open the source. ``marked``: False to record no spans. ``start``: position to continue from.
+
+        ``shifted``: True for a causal model, False for a masked LM (see :func:`as_batch`).
+        """
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
@@ -242,7 +254,10 @@ class UserPipeline:
         return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
-        """Set up this process as a DataLoader's worker of the dataset. ``reseed``: also seed as it does."""
+        """Set up this process as a DataLoader's worker: torch's worker info, and the user's worker_init_fn.
+
+        ``reseed``: True to seed torch, numpy and ``random`` first, as a DataLoader seeds its workers.
+        """
         if reseed:  # same seeding as torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)
@@ -344,9 +359,11 @@ class UserPipeline:
 
 
 def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -> Batch:
-    """Return what the user's collate function ``made`` as a Batch. Raises InputError for an unknown form.
+    """Convert ``made``, the return value of the user's collate function, to a Batch.
 
-    ``name``: the user's source, for errors. ``shifted``: False for a masked-LM, whose labels are taken unchanged.
+    ``name``: name of the user's source in errors. ``shifted``: True for a causal model, which predicts each label from
+    the position before it; False for a masked LM, whose batches must have labels. Raises InputError for an unknown
+    form.
     """
     if isinstance(made, Batch):
         return made
@@ -369,7 +386,7 @@ def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -
 
 
 def _is_needed(mask: torch.Tensor, labels: torch.Tensor) -> bool:
-    """Return True if a causal model's loss depends on the mask: padding precedes text or a label."""
+    """Return True if the mask changes a causal model's loss: in a row, padding comes before text or before a label."""
     padding = mask[:, :-1] == 0
     return bool((padding & ((mask[:, 1:] != 0) | (labels[:, 1:] != IGNORED))).any())
 

@@ -21,7 +21,11 @@ from trainer.user_code import find, own_files
 
 
 def main(key: str | None = None, name: str = "") -> int:
-    """Try the source on standard input once, or only import ``name``, a value of ``key``. Print JSON and exit."""
+    """Make a first batch of the data source whose configuration is on standard input (JSON).
+
+    With ``key`` only import the function ``name`` (MODULE:FUNCTION); ``key``: its configuration key, for errors. Print
+    the result or the error as JSON, and end the process with exit code 0.
+    """
     folder = Path.cwd()  # The user's code may change it.
     out = os.dup(1)
     os.dup2(2, 1)

@@ -55,10 +55,11 @@ class _DifferenceError(Exception):
 
 
 def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: None)) -> VerifyReport:
-    """Compare all data paths under ``config``'s corpus, tokenizer, sequence length and batch size.
+    """Compare all data paths (ways to make batches, from text or token files) on the corpus of ``config``.
 
-    Return the counts and the first difference. It takes about five tokenizations of the corpus. ``shown`` is entered
-    for each stage, to show its progress.
+    They share its tokenizer, sequence length and batch size. Return the numbers of documents, tokens and batches
+    compared, and the first difference. It takes about five tokenizations of the corpus. ``shown(stage, documents)``:
+    returns a context manager for one stage, which gives a function that reports progress.
     """
     corpus = by_row(prepare_corpus(config.corpus), "harness data verify")
     info = prepare_tokenizer(config.tokenizer, corpus)
@@ -149,9 +150,10 @@ def _compare_documents(
 def _compare_epoch(
     name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, progress: Progress
 ) -> tuple[int, int]:
-    """Compare the batches of one epoch with a simple construction from ``whole``, the token lists.
+    """Compare the batches of one epoch with rows that plain Python code makes of ``whole``, the token lists.
 
-    Return (batches compared, remainder in tokens at its end). Raises _DifferenceError at the first difference.
+    ``name``: the data path, for errors. Return (batches compared, tokens left over at the end of the epoch). Raises
+    _DifferenceError at the first difference.
     """
     packed, length = is_packed(config), config.sequence_length
     batches = tokens = expected = 0

@@ -72,7 +72,10 @@ class Rate(NamedTuple):
 
 
 def measure(threads: int, effort: Effort) -> dict[str, Rate]:
-    """Return the rates of this CPU with ``threads``: fp32 and bf16 products (the best), and a memory copy."""
+    """Return the rates of this CPU with ``threads`` threads of torch, by name.
+
+    ``fp32`` and ``bf16``: the fastest of several matrix products, FLOP/s. ``copy``: a copy in memory, bytes/s.
+    """
     import torch
 
     threads_before = torch.get_num_threads()
@@ -111,7 +114,10 @@ def _copy(size_bytes: int) -> Work:
 
 
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
-    """Return the fastest product. One is skipped if it would take over :data:`LONGEST_S`, by its layout's last time."""
+    """Return the fastest product of all sizes and :data:`LAYOUTS`. ``products``: yields those of a size.
+
+    A product is skipped if the time of the same layout at a smaller size predicts more than :data:`LONGEST_S` for it.
+    """
     rates: list[tuple[float, Work]] = []
     seconds: dict[int, tuple[int, float]] = {}  # key: layout; value: the last size and its time
     for size in sorted(effort.sizes):
@@ -127,7 +133,10 @@ def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
 
 
 def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
-    """Return the rate of each computation, timed in turn until the cores are free or the time limit has passed."""
+    """Return the rate of each computation, by name. All are timed once in each round.
+
+    There are at least ``effort.rounds``. More follow, until ``effort.timeout_s``, while other processes use the cores.
+    """
     timings: dict[str, list[Timing]] = {name: [] for name in works}
     start = time.perf_counter()
     rounds = 0
@@ -142,7 +151,10 @@ def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Ra
 
 
 def rate_of(work: Work, timings: list[Timing], threads: int) -> Rate:
-    """Return the rate by the median of the fastest timings. ``threads``: their number, for the share of waiting."""
+    """Return the rate of ``work``, by the median of its :data:`FASTEST` fastest timings.
+
+    ``threads``: number of threads that computed; the time for which they waited for a core is divided among them.
+    """
     kept = sorted(timings)[:FASTEST]
     waited = sum(timing.waited_s for timing in kept) / (threads * sum(timing.wall_s for timing in kept))
     return Rate(work.amount / median(timing.wall_s for timing in kept), work.what, len(timings), waited)
@@ -156,7 +168,10 @@ def _timed(call: Callable[[], Any]) -> Timing:
 
 
 def _run_delay_s() -> float:
-    """Return the seconds that this process's threads were ready but without a core; 0 on other systems than Linux."""
+    """Return the seconds that threads of this process were ready but without a core, summed over all living threads.
+
+    Each thread counts from its start. Return 0 on other systems than Linux.
+    """
     total_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
@@ -170,7 +185,10 @@ EFFORT = Effort()
 
 
 def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
-    """Measure this CPU with ``threads`` threads of torch, for seconds, and return and cache the profile."""
+    """Measure this CPU with ``threads`` threads of torch, write its profile to the cache, and return it.
+
+    ``effort``: amount of measuring; None: :data:`EFFORT`.
+    """
     content = _content(threads, measure(threads, effort or EFFORT))
     profile = DeviceProfile.model_validate(content)
     path = profile_path(threads)
@@ -182,7 +200,10 @@ def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
 
 
 def cpu_profile(threads: int) -> DeviceProfile | None:
-    """Return the cached profile of this CPU with ``threads`` of this torch; None if there is no intact one."""
+    """Return the cached profile of this CPU for ``threads`` threads and the installed version of torch.
+
+    Return None if it was not measured, or its file is damaged.
+    """
     path = profile_path(threads)
     try:
         return read_profile(path) if path.is_file() else None
@@ -269,7 +290,10 @@ def _disturbed(rates: dict[str, Rate]) -> list[str]:
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """Facts of a device's profile for one precision. Without a peak there is only ``profile_reason``."""
+    """Peak rate, price and their source for a device at one precision, from its profile.
+
+    Without a known peak all fields are None but ``profile_reason``, the reason.
+    """
 
     profile: str | None = None  # name of the profile
     profile_reason: str | None = None  # reason for a missing profile
@@ -281,7 +305,10 @@ class ProfileFacts:
 
 
 def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> ProfileFacts:
-    """Return the facts of the device called ``device_name``, or of this CPU with ``threads``."""
+    """Return the peak and price of the device called ``device_name``, from its profile.
+
+    ``device_is_cpu``: True for this CPU, whose profile was measured with ``threads`` threads.
+    """
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())
@@ -291,7 +318,7 @@ def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads
 
 
 def facts_of(profile: DeviceProfile, precision: str) -> ProfileFacts:
-    """Return the facts of ``profile`` for one precision; without a peak only the reason."""
+    """Return the peak and price in ``profile`` for one precision; without a peak only ``profile_reason``."""
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)

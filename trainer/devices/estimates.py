@@ -110,7 +110,7 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of one rank for training, on the device that computes."""
+    """Memory in bytes that one rank needs on its device (GPU or CPU) for training."""
 
     parameters: int
     bytes_per_value: int
@@ -132,10 +132,11 @@ class Footprint:
 
     @property
     def peak(self) -> ByteRange:
-        """Peak memory of a step. Gradients grow while activations are freed, so the low end has only the larger of the
-        two.
+        """Peak memory of a step in bytes.
 
-        With shares, the high end also includes the whole weights and gradients, as if all were gathered at once.
+        Low end: weights, moments, and the larger of gradients and activations, because gradients grow while activations
+        are freed. High end: all four. With several ``shards`` (fsdp) the high end also includes the whole weights and
+        gradients, as if all were gathered at once.
         """
         gathered = 2 * self.parameters * self.bytes_per_value if self.shards > 1 else 0
         return ByteRange(
@@ -145,10 +146,11 @@ class Footprint:
 
 
 def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
-    """Estimate the memory of one rank that trains ``shape``: parameters exactly, activations as a range.
+    """Estimate the memory in bytes of one rank that trains ``shape``: parameters exactly, activations as a range.
 
-    Low end, for each layer and token: the tensors for the backward pass (the inputs of both norms, of attention and of
-    the feed-forward products), the logits and their log-softmax. Fused attention does not keep attention scores.
+    Low end: for each layer and token, the tensors for the backward pass (the inputs of both norms, of attention and of
+    the feed-forward products); for each token, the logits and their log-softmax. Fused attention keeps no attention
+    scores.
 
     High end, additionally:
 
@@ -158,7 +160,7 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
     - the overhead of the allocator.
 
     With activation checkpointing each layer keeps only its input (in single precision at the high end), and one layer
-    at a time is recomputed. At the low end that is not while the logits exist.
+    at a time is recomputed. The low end counts the larger of that layer's tensors and the logits, the high end both.
     """
     data = config.data
     tokens = data.batch_size * data.sequence_length
@@ -247,7 +249,10 @@ def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision
 
 
 def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kernels:
-    """Return the kernel durations at ``device.speed``: configured ones, or by the roofline of ``profile``."""
+    """Return the kernel durations of an emulated device: configured ones, else by the roofline of ``profile``.
+
+    All are divided by the configured factor ``device.speed``.
+    """
     device = config.compute.emulated
     assert device is not None
     data, precision = config.data, config.compute.precision
@@ -275,9 +280,9 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
 
 
 def _copied_bytes(config: TrainerConfig) -> int:
-    """Return the bytes copied to the device per micro-batch: ids, labels, and the mask if the model needs it.
+    """Return the bytes copied to the device per micro-batch: ids, labels, and a mask for padded rows of a masked LM.
 
-    A causal model does not, because its padding follows the text. The padding of a user's own source is unknown here.
+    A causal model needs no mask, because its padding follows the text. A user's own source counts as without padding.
     """
     padded = config.data.source is None and config.data.path.endswith("-padded")
     return (3 if padded and objective_of(config.model) == "masked" else 2) * tensor_bytes(config)

@@ -55,7 +55,10 @@ class _ProfileLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Mapping[str, object]:
-    """Return the mapping in ``path``. Raises InputError if it cannot be read or a key names a rate with sparsity."""
+    """Return the mapping in the YAML file ``path``. Raises InputError if it cannot be read.
+
+    Also raises InputError for a key that contains "sparse" or "sparsity", because all rates must be dense.
+    """
     try:
         with path.open("rb") as file:  # A device such as /dev/zero never ends.
             text = file.read(MAX_PROFILE_BYTES + 1)
@@ -118,7 +121,10 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
-    """Return the allowed keys of the section at ``place``; empty if it is none or has free keys, as dtypes are."""
+    """Return the allowed keys of the section of ``model`` at ``place``.
+
+    Empty if ``place`` is not a section, or is a table by dtype.
+    """
     section: type[BaseModel] | None = model
     inside_table = False
     for part in place:
@@ -219,7 +225,7 @@ class Price(Figure):
 
 
 class Link(_Section):
-    """The link between host and device memory."""
+    """The link between host and device memory, such as PCIe: its name and its bandwidth."""
 
     name: Text
     bandwidth: Known = Field(alias="bandwidth_bytes_per_s")
@@ -277,7 +283,7 @@ class DeviceProfile(_Section):
 
     @property
     def achievable_matmul_flops_per_s(self) -> dict[str, float]:
-        """Published rates of matrix products in FLOP/s, by dtype. Dtypes without a known rate are left out."""
+        """Measured rates of matrix products in FLOP/s, by dtype. Dtypes without a known rate are left out."""
         return {dtype: figure.value for dtype, figure in self.achievable.items() if figure.value is not None}
 
     @property

@@ -91,7 +91,10 @@ def span(name: str, stage: bool) -> Iterator[None]:
 
 
 def _hide_from_dynamo() -> None:
-    """Keep Dynamo from compiling the agent's functions and their callees, except a user's function below a wrapper."""
+    """Keep torch.compile (Dynamo) from compiling the agent's functions and all that they call.
+
+    A user's function that a wrapper of the agent calls may still be compiled.
+    """
     import sys
     from types import CodeType, FunctionType
     from typing import Any

@@ -22,7 +22,10 @@ class _Noted:
 
 
 def watch(iterator: Any) -> None:
-    """Note arrivals from this DataLoader iterator's worker queue, if this torch has one; later calls have no effect."""
+    """Note when batches of workers reach this DataLoader iterator. A second call for an iterator has no effect.
+
+    Nothing is noted if torch's iterator lacks the attributes that identify a batch.
+    """
     if hasattr(iterator, _NAME):
         return
     noted = _Noted()
@@ -40,7 +43,10 @@ def watch(iterator: Any) -> None:
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """Return and drop (arrival, end of unpacking, True if awaited) of the current batch in ns; None if not noted."""
+    """Remove and return (arrival, end of unpacking, True if the program waited for it) of the current batch, in ns.
+
+    None if the batch was not noted.
+    """
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None
 

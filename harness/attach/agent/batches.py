@@ -32,7 +32,10 @@ NO_TRACE = ("unknown", 0, 0, UNKNOWN_NUMBER, ())
 
 @dataclass(slots=True)
 class _Batches:
-    """Sources of batches and their use, and the batch that arrives. A source is the id of a dataset or function."""
+    """Sources of batches with their use (training, evaluation or unknown), and facts about the batch that is arriving.
+
+    A source is the id of a dataset or function.
+    """
 
     trained_on: set[int] = field(default_factory=set)  # sources whose batches were followed by a backward pass
     sources: set[int] = field(default_factory=set)  # other sources with batches since the last backward pass
@@ -62,7 +65,7 @@ def forget() -> None:
 
 
 def interrupted() -> None:
-    """Drop the batch that arrives, after a program's signal handler raised within a hook."""
+    """Forget the maker of the arriving batch, and a marked fetch, after a signal handler raised within a hook."""
     state.in_marked_fetch = state.trace = None
 
 
@@ -70,14 +73,17 @@ def interrupted() -> None:
 
 
 def evaluates(*, graphs: bool = False) -> None:
-    """Record an evaluation batch. ``graphs``: True if the model made graphs for it."""
+    """Record an evaluation batch. ``graphs``: True if the model ran with gradients, so that autograd made graphs."""
     phases.state.events.append((EVALUATION, graphs))
     for action in on_evaluation:
         action()
 
 
 def use_is_unknown() -> None:
-    """Record a wait for a batch that may be for training or for evaluation."""
+    """Append an UNKNOWN_FETCH event, as a wait for a batch begins that may be for training or for evaluation.
+
+    After MOST_UNKNOWN such batches, count those as evaluation first.
+    """
     if state.unknown >= MOST_UNKNOWN:
         drop_unknown()
     phases.state.events.append((UNKNOWN_FETCH, monotonic_ns(), run_queue.read()))
@@ -85,7 +91,11 @@ def use_is_unknown() -> None:
 
 
 def take_unknown() -> tuple[int, tuple[Any, ...], list[tuple[Any, ...]], list[Loader]]:
-    """Take the batches of unknown use: their number, the first wait, all events since, and their loaders."""
+    """Remove the batches of unknown use from the events, and return what was recorded of them.
+
+    Return (number of batches, UNKNOWN_FETCH event of the first, all other events since then, facts about their
+    DataLoaders).
+    """
     events = phases.state.events
     first = next(place for place, event in enumerate(events) if event[0] == UNKNOWN_FETCH)
     wait, since = events[first], [event for event in events[first:] if event[0] != UNKNOWN_FETCH]
@@ -111,13 +121,19 @@ def _of_fetch(event: tuple[Any, ...]) -> bool:
 
 
 def evaluated() -> None:
-    """Record a model run without gradients: earlier batches are for training only if a backward pass follows."""
+    """Record that the model ran without gradients.
+
+    Batches of unknown use then count as evaluation, unless a backward pass begins before the next fetch.
+    """
     state.ran_without_gradients = True
     state.settled.clear()
 
 
 def ran_out(source: int) -> None:
-    """Record the end of dataset ``source`` (id): its batches without a backward pass since were for evaluation."""
+    """Record that an iterator over dataset ``source`` (id) reached the end of the data.
+
+    Batches of unknown use then count as evaluation, because no backward pass followed them.
+    """
     state.ended.add(source)
     if state.unknown:
         state.sources.discard(source)
@@ -125,7 +141,11 @@ def ran_out(source: int) -> None:
 
 
 def begins_anew(source: int) -> bool:
-    """Handle a new iterator of dataset ``source``, perhaps a restart. Return True if the previous one ran out."""
+    """Record a new iterator over dataset ``source`` (id).
+
+    Return True if the dataset's previous iterator reached the end of the data. If the dataset is trained on, the next
+    batch is marked as the first after a restart.
+    """
     ended = source in state.ended
     if source in state.trained_on:
         state.anew, state.early = True, not ended
@@ -137,14 +157,18 @@ def begins_anew(source: int) -> bool:
 
 
 def made_by(trace: Trace | None) -> None:
-    """Store the maker of the batch that is about to arrive; None for a batch that is not recorded."""
+    """Store the maker (:data:`Trace`) of the batch that is about to arrive; None for a batch that is not recorded."""
     state.trace = trace
     if trace is None:
         state.unpacked = None
 
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
-    """Record the arrival of a training batch. ``trace``: its maker. ``items``: collated by this process; 0: unknown."""
+    """Record the arrival of a training batch.
+
+    ``trace``: the batch's maker (None: unknown); ``loader``: facts about the DataLoader. ``items``: dataset items that
+    this process put into the batch; 0: unknown, or made by a worker.
+    """
     recording = state
     if recording.unknown:
         recording.unknown_loaders.append(loader)

@@ -48,7 +48,7 @@ MOST_ACCUMULATED = 64  # backward passes without an optimizer step, before the p
 
 @dataclass(slots=True)
 class _Steps:
-    """Steps of the recorded thread: the open one, and what can begin the next one."""
+    """Steps of the recorded thread: number and times of begun steps, and conditions for the next one to begin."""
 
     begun: int = 0  # steps that began
     closed: bool = True  # True before the first step, too
@@ -80,7 +80,7 @@ class _Optimizers:
 
 @dataclass(slots=True)
 class _Measuring:
-    """Measured steps: the launcher's settings, and windows of profiling."""
+    """Settings of the launcher that decide which steps are measured, and where profiling windows begin and end."""
 
     unmeasured: int = 0  # steps that began and are not measured
     warming: bool = True  # True until the first measured step, outside turns
@@ -124,7 +124,8 @@ def _forget_steps(adopted_thread: int | None = None) -> None:
 def adopt() -> bool:
     """Record the calling thread, whose backward pass begins, if the recorded one has ended or never ran such a pass.
 
-    Return True if it is recorded from now on. It starts a new file; the ended thread's records stay in the old one.
+    Return True if the calling thread is recorded from now on: its records go into a new file of this process. A
+    recorded thread that trained and ended keeps its records in the old file.
     """
     if not _adopting.acquire(blocking=False):  # Another thread is being adopted.
         return False
@@ -156,11 +157,11 @@ def interrupted() -> None:
 
 
 def fetching(source: int, loader: bool = True) -> bool:
-    """Handle the start of a wait for a batch, and open a step if the batch is certainly for training.
+    """Handle the start of a wait for a batch. Open a step if the batch is certainly for training.
 
-    Return False for an evaluation batch, else (also if unknown) True. ``source``: id of the dataset or function.
-    ``loader``: False if a function serves the batch. A ``settled`` source skips all checks: it is trained on, an
-    optimizer was seen, the use of all batches is known. Anything that makes this uncertain clears ``settled``.
+    Return False for an evaluation batch, and True for a training batch or one whose use is not known yet. ``source``:
+    id of the dataset or function. ``loader``: False if a function serves the batch. A source in ``settled`` skips all
+    checks: it is trained on, an optimizer was seen, and no batch is of unknown use.
     """
     known = batches.state
     if source in known.settled and is_grad_enabled():
@@ -206,7 +207,10 @@ def trains() -> None:
 
 
 def backward_of(loss: Tensor) -> None:
-    """Note an event from LASTING consecutive backward passes on with a ``loss`` (on the CPU) that is not finite."""
+    """Append a NOT_FINITE event if ``loss`` is NaN or infinite for at least the LASTING-th backward pass in a row.
+
+    Losses that are not on the CPU or not a single number are not checked.
+    """
     recording, on_cpu = steps, loss.is_cpu
     if not (recording.trained and on_cpu):
         recording.trained = True
@@ -222,13 +226,17 @@ def backward_of(loss: Tensor) -> None:
 
 
 def tokenized(elapsed_ns: int) -> None:
-    """Record ``elapsed_ns`` of a tokenizer call in the recorded thread, outside of phases and after the first step."""
+    """Record ``elapsed_ns`` of a tokenizer call in the recorded thread; ignored before step 0 and within a phase."""
     if steps.begun and not phases.state.open and phases.watched():
         phases.state.events.append((TOKENIZED, elapsed_ns))
 
 
 def iterated(source: int, elapsed_ns: int) -> None:
-    """Record the time in which a DataLoader made an iterator, and started its workers, to train on ``source`` again."""
+    """Record ``elapsed_ns`` in which a DataLoader made an iterator and started its workers.
+
+    Ignore the call before the first step, within a phase, or for a dataset (``source``: its id) that is not trained on
+    yet.
+    """
     if steps.begun and not phases.state.open and source in batches.state.trained_on and phases.watched():
         phases.state.events.append((ITERATED, elapsed_ns))
 
@@ -237,7 +245,11 @@ def iterated(source: int, elapsed_ns: int) -> None:
 
 
 def begin_step() -> None:
-    """Open the next step if no step and phase is open. Without an optimizer, a backward pass is assumed to end one."""
+    """Open the next step, unless a step or a phase is open or the program marks its steps itself.
+
+    Until an optimizer is seen, a backward pass may end a step: the start of the next one is then noted as possible, or,
+    once the program counts as having no optimizer, opened.
+    """
     if phases.state.open or steps.by_hand:
         return
     if not optimizers.updates and steps.backward_since:
@@ -263,12 +275,15 @@ def close_step() -> None:
 
 
 def later(number: int) -> int:
-    """Return the step at which a function of ``on_some_steps`` runs again, after a call at step ``number``."""
+    """Return the step after ``number`` at which functions of ``on_some_steps`` run next: about RARER x ``number``."""
     return max(int(number * RARER), number + 1)
 
 
 def _open_step() -> None:
-    """Begin the next step, perhaps after waiting for the turn; set ``steps.enough`` once the turns have ended."""
+    """Begin the next step. Where commands take turns, first wait for this program's turn.
+
+    Set ``steps.enough`` once all requested steps are measured, or if the launcher ends the turns.
+    """
     recording, plan = steps, measuring
     if plan.most_steps is not None and recording.begun - plan.unmeasured >= plan.most_steps and not recording.by_hand:
         recording.enough = all(may_end(recording.begun) for may_end in before_end)
@@ -291,7 +306,7 @@ def _open_step() -> None:
 
 
 def _unmeasured() -> int:
-    """Return the number of first steps of a turn that warm the caches or use batches made before it."""
+    """Return how many steps at a turn's start are not measured: one (cold caches), and one per batch made earlier."""
     return 1 + int(batches.state.in_flight)
 
 
@@ -317,7 +332,10 @@ def enter_by_hand(name: str) -> None:
 
 
 def leave_by_hand(name: str) -> None:
-    """End the phase ``name`` that the program marks; "fetch" records one batch, with its marked stages."""
+    """End the phase ``name`` that the program marked.
+
+    The end of "fetch" also records the arrival of one batch, with the stages that the program marked meanwhile.
+    """
     phases.leave(name)
     if name == "fetch":
         within, batches.state.in_marked_fetch = batches.state.in_marked_fetch, None
@@ -396,7 +414,11 @@ def decide(*, optimizer: bool) -> None:
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write all events and end the last step at its last update. ``pause``: the event of a pause; None: the end."""
+    """Write all events to the file, after ending the open step.
+
+    ``pause``: PAUSE event that ends the step; None at the end of the program: the step ends at its last optimizer
+    update.
+    """
     begun, ends = pause, pause is None
     batches.drop_unknown()
     if begun is None:
@@ -427,7 +449,7 @@ def write_whole_steps() -> None:
 
 
 def leave_if_enough() -> None:
-    """Raise SystemExit(0) after the steps of ``--steps``: the agent's only change to the control flow."""
+    """End the program (SystemExit 0) once all steps that ``--steps`` or the launcher requested are measured."""
     if steps.enough:
         steps.enough = False
         record.note("ended", f"stopped after {steps.begun - 1} steps (--steps)")

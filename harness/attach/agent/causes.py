@@ -72,7 +72,7 @@ def forget() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Add the bytes of a batch's tensors in pageable CPU memory to the audit, while steps are audited."""
+    """Add the bytes of a batch's pageable CPU tensors to the running audit of device waits. Do nothing without one."""
     if current is None:
         return
     try:
@@ -117,7 +117,7 @@ def _give_up(error: Exception) -> None:
 
 
 class _WaitAudit:
-    """Audit of a few early steps with CUDA, from step FIRST on: waiting calls of the recorded thread by line."""
+    """Audit of a few early steps on CUDA: the recorded thread's calls that wait for the device, by line of code."""
 
     def __init__(self) -> None:
         self.on = False
@@ -208,7 +208,10 @@ class _WaitAudit:
     def _show(
         self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
     ) -> None:
-        """Stand in for ``warnings.showwarning``: record torch's warning of a wait (as it ends); pass on others."""
+        """Replace ``warnings.showwarning``: record torch's warnings of waits for the device, and pass on all others.
+
+        Torch warns when the waiting call returns.
+        """
         now = monotonic_ns()
         if not self.on or not _MESSAGE.match(str(message)):
             self.show_before(message, category, filename, lineno, file, line)
@@ -256,7 +259,7 @@ class _WaitAudit:
 
     def _giving_way(self, before: Any) -> Any:
         def set_mode(*given: Any) -> Any:
-            """End the audit when the program sets a mode of its own."""
+            """End the audit, because the program sets torch's sync debug mode itself."""
             try:
                 self.stop()
             except Exception as error:
@@ -268,7 +271,7 @@ class _WaitAudit:
 
     def _pausing(self, before: Any) -> Any:
         def __enter__(catcher: Any) -> Any:
-            """Switch torch's warnings off while the program catches warnings or turns them into errors."""
+            """Switch torch's warnings of waits off while the program catches warnings or turns them into errors."""
             self.paused += 1
             if self.on:
                 self.set_mode(_DEFAULT)
@@ -278,7 +281,10 @@ class _WaitAudit:
 
     def _staying_first(self, before: Any) -> Any:
         def _add_filter(*given: Any, **named: Any) -> Any:
-            """Keep the audit's filter before a new filter of the program, which may turn warnings into errors."""
+            """Add the program's warning filter, and put the audit's own filter first in the list again.
+
+            Otherwise the program's filter could turn the audit's warnings into errors.
+            """
             before(*given, **named)
             if not self.on or self.paused:
                 return
@@ -309,7 +315,7 @@ class _WaitAudit:
 
 
 class _Place:
-    """Waits at one line of the program during the audit: its steps with a wait, calls, and the time of timed calls."""
+    """Waits for the device at one line: steps with a wait, number of calls, and ns of those calls that were timed."""
 
     def __init__(self) -> None:
         self.steps: set[int] = set()
@@ -323,7 +329,7 @@ class _Place:
 
 
 class _CallTimes:
-    """Start times (ns) of the last line or call by monitored code object; empty before Python 3.12."""
+    """Start time (ns) of the last line or call in each monitored code object; empty before Python 3.12."""
 
     def __init__(self) -> None:
         self.monitoring: Any = getattr(sys, "monitoring", None)
@@ -410,7 +416,10 @@ def _note_reasons(dynamo: Any) -> None:
 
 
 def note_breaks(called: set[tuple[str, str]]) -> None:
-    """Note the number of graph breaks in functions of steps (file, name), with place and reason of the last."""
+    """Note how many of torch.compile's graph breaks are in ``called``, with place and reason of the last one.
+
+    ``called``: (file, name) of the functions that the watched steps called.
+    """
     reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
     places = [(frame, graph_break.reason) for graph_break in reasons for frame in graph_break.user_stack[-1:]]
     places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]

@@ -29,7 +29,10 @@ def forget() -> None:
 
 
 def kept(source: int) -> Any:
-    """Return a copy of a kept batch of dataset ``source`` (id) with "ideal-data"; None before KEPT batches are kept."""
+    """Return a copy of the next of the kept batches of dataset ``source`` (id), for the control "ideal-data".
+
+    None under another control, until KEPT batches are kept, and while the use of earlier batches is unknown.
+    """
     served = _kept.get(source, ())
     if record.settings.get("control") != "ideal-data" or len(served) < KEPT or batches.state.unknown:
         return None
@@ -38,13 +41,16 @@ def kept(source: int) -> Any:
 
 
 def times_more() -> int:
-    """Return how many additional times each batch is made: 2 for the control "dose-data-2", 0 for any other control."""
+    """Return how many additional times each batch is made: N under the control "dose-data-N", else 0."""
     control = str(record.settings.get("control") or "")
     return int(control.removeprefix(DOSE)) if control.startswith(DOSE) and not batches.state.unknown else 0
 
 
 def thrown_away(source: int, batch: Any) -> bool:
-    """Return True if "data-only" drops ``batch`` and ends the step; for "ideal-data", keep KEPT first copies."""
+    """Return True if the control "data-only" discards ``batch``; the step ends there.
+
+    Under "ideal-data", also keep a copy of ``batch`` if it is among the first KEPT of dataset ``source`` (id).
+    """
     if batches.state.unknown:
         return False
     control = record.settings.get("control")
@@ -57,7 +63,7 @@ def thrown_away(source: int, batch: Any) -> bool:
 
 
 def _again(batch: Any) -> Any:
-    """Return a copy of a batch with the same tensors in new containers, which the program may change."""
+    """Return a copy of ``batch``: new containers (which the program may change) with the same tensors, not copied."""
     if isinstance(batch, tuple):
         members = [_again(member) for member in batch]
         return type(batch)(*members) if hasattr(batch, "_fields") else tuple(members)

@@ -33,11 +33,14 @@ _PLAIN = (int, float, complex, bool, type(None))
 
 
 class _IncomparableError(Exception):
-    """The batch cannot be compared: it is too large, or holds an object that has no plain value."""
+    """The batch cannot be compared: it is too large, or holds an object that is no tensor, array, number or text."""
 
 
 class FirstBatches:
-    """First batches of a loader without an index, by worker: hashes, and values that show if equality is chance."""
+    """First batches of each worker of a loader without an index, as hashes and distinct values.
+
+    Equal hashes show that workers serve the same data; enough distinct values show that this is no chance.
+    """
 
     __slots__ = ("by_worker", "empty", "ended", "left", "written")
 
@@ -49,7 +52,7 @@ class FirstBatches:
         self.empty = 0  # workers that had none before their first batch
 
     def add(self, worker: str, batch: Any) -> None:
-        """Compare a batch of ``worker`` with those of others, and note how many have equal first batches."""
+        """Hash a batch of ``worker``, and note how many workers have made equal first batches."""
         if not self.left:
             return
         self.left -= 1
@@ -75,7 +78,10 @@ class FirstBatches:
 
 
 def _is_distinct(made: list[_Content]) -> bool:
-    """Return True if BATCHES batches of a worker differ so much that no other worker makes equal ones by chance."""
+    """Return True if a worker's BATCHES batches each have LEAST_NEW values that the others lack.
+
+    Another worker does not make equal batches by chance then.
+    """
     return len(made) == BATCHES and all(
         len(first.values - second.values) >= LEAST_NEW for first in made for second in made if second is not first
     )
@@ -136,7 +142,7 @@ class _Content:
         self._add_bytes(f"{one.dtype} {tuple(one.shape)}", content, size)
 
     def _add_bytes(self, what: str, content: bytes, size: int) -> None:
-        """Add an array (``what``: type and shape; ``size``: bytes by value) to the hash and distinct values."""
+        """Add an array to hash and distinct values. ``what``: its type and shape; ``size``: bytes of one value."""
         self._update(what.encode(), ITEM_BYTES)
         self._update(content, len(content))
         size = size if size in _FORMATS else 8

@@ -27,7 +27,10 @@ _LAST_LOOK_S = 5.0
 
 
 class Open:
-    """Device time (ns, since the first measured step) that events attribute neither to work nor to waits."""
+    """Sum of device time (ns) for which events leave open whether the device worked or waited for launches.
+
+    ``since_ns``: host time (CLOCK_MONOTONIC) of the first measured step; 0: not begun.
+    """
 
     __slots__ = ("longer_ns", "moments_ns", "since_ns", "worked_ns")
 
@@ -45,7 +48,7 @@ class Open:
             self.moments_ns += meanwhile_ns
 
     def share(self, now_ns: int) -> float:
-        """Return the unattributed share (0 to 1) of the time from ``since_ns`` to ``now_ns``."""
+        """Return the share (0 to 1) of the time from ``since_ns`` to ``now_ns`` for which work and waits look alike."""
         moments_ns = self.moments_ns if self.moments_ns > MOST_MOMENTS * self.worked_ns else 0.0
         return (self.longer_ns + moments_ns) / max(1, now_ns - self.since_ns)
 
@@ -97,7 +100,11 @@ def trains_on(device: Any) -> None:
 
 
 def mark(ended: str | None) -> None:
-    """Record a CUDA event at a phase boundary. ``ended``: name of the work since the last; None: wait for a batch."""
+    """Record a CUDA event at a phase boundary.
+
+    ``ended``: name of the device work launched since the last boundary; None: that piece counts as no work (the host
+    waited for a batch).
+    """
     if state.stream is None:
         return
     try:
@@ -167,7 +174,10 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return (event of the idle stream, host ns at which it was reached). Raises TimeoutError if it stays busy."""
+    """Return (CUDA event, host time in ns) of one moment, at which the idle device has reached the event.
+
+    Raises TimeoutError if the device stays busy for _LAST_LOOK_S seconds.
+    """
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

@@ -89,6 +89,6 @@ HOLDER = "lock holder"
 
 
 def framed(content: tuple[str, Any]) -> bytes:
-    """Return the frame of ``content``: (word, content of the frame), plain data."""
+    """Return the bytes of a frame. ``content``: (kind of frame, plain data), such as ("note", ("device", "cuda"))."""
     frame = dumps(content, 4)  # format 4 is readable by every Python 3, and writes a repeated word as a reference
     return len(frame).to_bytes(LENGTH_BYTES, "little") + frame

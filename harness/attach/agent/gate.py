@@ -45,21 +45,21 @@ state = _Gate()
 
 
 def forget() -> None:
-    """Reset the turns: in a forked child, which takes none, and before the next program."""
+    """Drop the launcher's connection and its turns: in a forked child (takes none), and before the next program."""
     global state
     state = _Gate()
 
 
 def open_now() -> bool:
-    """Return True once this program's first turn has begun, including the pauses between its turns."""
+    """Return True once this program's first turn has begun, also between its turns and after the last one."""
     return state.repetition is not None
 
 
 def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
-    """Handle the start of a step: if the current turn is over, wait until the launcher starts the next one.
+    """Handle the start of a step in a program that takes turns with others. If its turn is over, wait for the next one.
 
-    Return False if the program has to end. ``steps``: begun so far. ``unmeasured``: per turn. ``pause``: ends the open
-    step.
+    Return False if the launcher ends the program. ``steps``: steps begun so far in the program. ``unmeasured``: minimum
+    of unmeasured steps at the start of a turn. ``pause``: function that ends the open step, called before the wait.
     """
     if state.unmeasured or state.measured:
         state.warmup = state.unmeasured > 0
@@ -105,7 +105,10 @@ def _arrive() -> None:
 
 
 def _ranks_here() -> int:
-    """Return this training's ranks on this machine; 1 without torch.distributed (WORLD_SIZE may be an outer job's)."""
+    """Return the number of this training's ranks on this machine; 1 without torch.distributed.
+
+    WORLD_SIZE is not read, because it may describe an outer job.
+    """
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1

@@ -49,8 +49,8 @@ def carefully(action: Callable[..., Any], *given: Any) -> Any:
 def swallows(error: BaseException) -> bool:
     """Return True, and disable all hooks, if ``error`` was raised by the agent's code within a hook.
 
-    Return False if it belongs to the program (signal handler, Ctrl-C, exit): the caller has to raise it again.
-    For hooks of every step, in which :func:`carefully` would cost as much as the hook.
+    Return False if it belongs to the program (signal handler, Ctrl-C, exit): the caller has to raise it again. Hooks
+    that run in every step call this in their ``except``: :func:`carefully` would cost as much as the hook itself.
     """
     if isinstance(error, KeyboardInterrupt) or of_the_program(error):
         _interrupted()
@@ -68,7 +68,7 @@ def let_through(error: Exception) -> None:
 
 
 def of_the_program(error: BaseException) -> bool:
-    """True if a signal handler of the program (registered, or called like one) raised ``error`` in other code."""
+    """True if a signal handler of the program (registered, or called with number and frame) raised ``error``."""
     handlers = set(_codes_of_handlers())
     return any(frame.f_code in handlers or _called_as_handler(frame) for frame in _frames(error.__traceback__))
 

@@ -37,7 +37,7 @@ parallel: Any = None  # weak reference to the DistributedDataParallel whose back
 
 
 def forget() -> None:
-    """Reset the inspection, so that early steps are inspected again: in a forked child, and for the next program."""
+    """Reset the inspection of hooks and settings, in a forked child and before the next program."""
     global _inspection, parallel
     _inspection, parallel = _Inspection(), None
 
@@ -88,7 +88,10 @@ def _on_step(number: int) -> None:
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of all hooks by kind, and the place of the newest in the module with most, or ""."""
+    """Return the number of hooks by kind (keys of HOOKS; "tensor": of parameters), and the place of one hook.
+
+    The place is that of the newest hook in the module with the most, such as "train.py:31"; "" if unknown.
+    """
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     largest, newest = 0, None
     for module in _modules(this):

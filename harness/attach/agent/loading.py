@@ -55,7 +55,7 @@ _MOST_NESTED = 8  # maximum depth of datasets within datasets, or samplers withi
 
 
 class _Served(NamedTuple):
-    """Facts about the source of a DataLoader iterator's batches, anew when persistent workers restart."""
+    """Facts about a DataLoader iterator's dataset and workers. Collected again when persistent workers restart."""
 
     source: int  # id of the dataset
     workers: bool  # False: the calling process makes the batches
@@ -141,7 +141,10 @@ def _next(before: Any) -> Any:
 
 
 def _controlled(before: Any, iterator: Any) -> Any:
-    """Return the next batch where a control is set, kept or made by torch's ``__next__`` (``before``), or drop it."""
+    """Return the next batch under a control: a kept one, or one made by torch's ``__next__`` (``before``).
+
+    Batches that the control discards are skipped.
+    """
     global _depth
     around = _depth
     while True:
@@ -163,10 +166,10 @@ def _controlled(before: Any, iterator: Any) -> Any:
 
 
 def _begin(iterator: Any) -> _Served | None:
-    """Begin the fetch phase and return the source of the batch, if it may be for training.
+    """Begin the fetch phase and return the facts about the loader, if its next batch may be for training.
 
-    None for a nested loader, for a batch that a worker requests, and for an evaluation batch.
-    Raises SystemExit once all requested steps are measured; no other hook may end the program.
+    Return None for an evaluation batch, for a loader within another fetch, and in a worker of another loader. Raises
+    SystemExit once all requested steps are measured.
     """
     cached = getattr(iterator, _SERVED, None)
     served = cached or _look_at(iterator)
@@ -185,7 +188,10 @@ def _begin(iterator: Any) -> _Served | None:
 
 
 def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
-    """Note how many workers (by torch's status) ran out before a first batch, when more than ``first`` holds."""
+    """Note how many workers ran out of data without having made a batch, each time that number rises.
+
+    ``first``: holds the last numbers of ended and of empty workers.
+    """
     status = getattr(iterator, "_workers_status", None)
     if not status or not _received_of or (ended := status.count(False)) == first.ended:
         return
@@ -226,7 +232,10 @@ def _epoch_batches(iterator: Any) -> int:
 
 
 def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
-    """Return (stage, place, function, True if row by row) of dataset method, collate function and sampler."""
+    """Return (stage, place, function, True if it makes one row at a time) of dataset method, collate function, sampler.
+
+    ``shared``: True for a dataset without an index.
+    """
     sampler = getattr(iterator, "_index_sampler", None)
     dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
     batched = _stored(dataset, "__getitems__") is not None
@@ -261,7 +270,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def _innermost(one: Any, attribute: str) -> Any:
-    """Return the dataset or sampler inside libraries' wrappers, which store it as ``attribute`` ("dataset")."""
+    """Return the dataset or sampler inside library wrappers. ``attribute``: where a wrapper stores it ("dataset")."""
     for _ in range(_MOST_NESTED):
         code, inner = _code(_stored(type(one), "__init__")), _stored(one, attribute)
         if inner is None or hasattr(type(inner), "__get__"):  # A property is code of the program.
@@ -320,7 +329,11 @@ def _ended(served: _Served | None, batch: Any) -> None:
 
 
 def arrived(batch: Any, trace: batches.Trace | None, loader: batches.Loader, items: int = 0) -> None:
-    """Record a training batch: size, padding, memory, repeated rows; arguments as :func:`batches.received`."""
+    """Record a training batch: its size and, where due, its padding, pageable memory and repeated rows.
+
+    ``trace``: the batch's maker. ``items``: dataset items that this process put into it; 0: unknown, or made by a
+    worker.
+    """
     recording = batches.state
     recording.arrived += 1
     if recording.arrived >= padding.due:
@@ -362,7 +375,7 @@ def _reset(before: Any) -> Any:
 
 
 def _drained(iterator: Any) -> None:
-    """Handle a restart of persistent workers: later batches lose their numbers if unserved ones are dropped."""
+    """Handle a restart of persistent workers: if torch drops unserved batches, later ones have no known number."""
     arrivals.forget(iterator)
     setattr(iterator, _SERVED, None)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
@@ -370,7 +383,10 @@ def _drained(iterator: Any) -> None:
 
 
 def _next_index(before: Any) -> Any:
-    """Return ``before``, timed as the stage "sample": the first call of an epoch shuffles, perhaps for seconds."""
+    """Return ``before``, which asks the sampler for the next items, wrapped so that it is timed as the stage "sample".
+
+    The first call of an epoch shuffles, perhaps for seconds.
+    """
 
     def _next_index(self: Any) -> Any:
         if not guard.on or _depth != 1 or get_ident() != phases.recorded_thread:
@@ -466,7 +482,10 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """Return (tokens, samples): elements (of 2-D integers, else 0) and rows of the batch's first tensor; or zeros."""
+    """Return (tokens, samples) of a batch by its first tensor; (0, 0) if it has none.
+
+    Tokens: number of elements of an integer tensor with two or more dimensions, else 0. Samples: number of rows.
+    """
     first = first_tensor(batch)
     if first is None:
         return 0, 0

@@ -12,7 +12,10 @@ _CGROUP = "/sys/fs/cgroup/memory."
 
 
 def read() -> tuple[int, int, int] | None:
-    """Return (bytes of this process, bytes of its worker processes, bytes still free); None if /proc cannot be read."""
+    """Return (private bytes of this process, of its worker processes, bytes still free); None if /proc cannot be read.
+
+    Free: memory available on the machine, or what the cgroup's limit leaves, if that is less.
+    """
     try:
         with open("/proc/self/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -33,14 +36,17 @@ def _pss(child: Any) -> int:
 
 
 def _line(path: str, name: bytes, unit: int = 1024) -> int:
-    """Return the bytes in the line of file ``path`` (in ``unit`` bytes) that begins with ``name``; else ValueError."""
+    """Return the number that follows ``name`` in the file ``path``, times ``unit`` (bytes).
+
+    Raises ValueError if there is none, OSError if the file cannot be read.
+    """
     with open(path, "rb") as file:
         text = file.read()
     return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * unit
 
 
 def _left_of_limit() -> int:
-    """Return the bytes left of the cgroup's limit, with droppable file pages; sys.maxsize without a limit."""
+    """Return the bytes left of the cgroup's limit; droppable file pages count as free. sys.maxsize without a limit."""
     try:
         with open(_CGROUP + "max", "rb") as most, open(_CGROUP + "current", "rb") as used:
             free = int(most.read()) - int(used.read())

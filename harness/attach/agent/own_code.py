@@ -16,7 +16,7 @@ _MOST_FILES = 2000  # maximum number of files, in order of module names
 
 
 def patch() -> None:
-    """Note the fingerprint at the first step: by then, the program has loaded its training code."""
+    """Install a hook that notes the :func:`fingerprint` at the first step, when the training code is loaded."""
     boundaries.on_some_steps.append(_on_step)
 
 

@@ -97,7 +97,7 @@ WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "async
 
 
 class _Sampler:
-    """Sampling of one process from step FIRST on, and unwritten records; never in a program that takes turns."""
+    """Sampling thread of a process, from step FIRST on, and its unwritten results; none where commands take turns."""
 
     def __init__(self) -> None:
         self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, delay, nanoseconds
@@ -157,7 +157,7 @@ class _Sampler:
             _thread.start_new_thread(self.run, ())
 
     def stop(self) -> None:
-        """End the sampling thread and wait until it is gone, STOP_S seconds at most for each of two waits."""
+        """End the sampling thread: wait STOP_S seconds at most for its Python code, then for the kernel's thread."""
         if self.ended.locked():
             self.ended.release()
         if self.left.acquire(timeout=STOP_S):
@@ -167,7 +167,10 @@ class _Sampler:
             sleep(STOP_S / 10_000)  # the kernel's thread ends a little later
 
     def _look(self, last_ns: int, due_ns: int) -> int:
-        """Look at all threads and return the time in ns; ``last_ns`` if a garbage collection may be due: no look."""
+        """Sample the stacks of all threads, and return the time in ns. ``due_ns``: planned time of this look.
+
+        Return ``last_ns``, the time of the last look, if nothing was sampled: a garbage collection runs or may be due.
+        """
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()
@@ -206,7 +209,7 @@ class _Sampler:
         return now
 
     def _wait_shortly(self, shortly: bool) -> None:
-        """Set Python's switch interval (INTERVAL_S, or the program's), unless the program has set another."""
+        """Set Python's switch interval: INTERVAL_S if ``shortly`` and less than the program's, else the program's."""
         now_s = sys.getswitchinterval()
         is_ours = abs(now_s - self.short_s) < ROUNDING_S
         if not is_ours:
@@ -218,7 +221,10 @@ class _Sampler:
             sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
-        """Note the places of other Python threads that ran in the last ``since_ns``, by the kernel's clocks."""
+        """Note the places of other Python threads that ran for more than OTHER_SHARE_MIN of the last ``since_ns`` (ns).
+
+        ``frames``: innermost frames, by thread id.
+        """
         thread_ids = [ident for ident in frames if ident != phases.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
         for thread_id in thread_ids:
@@ -263,7 +269,10 @@ class _Sampler:
 
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
-        """Return the program's (else a library's) innermost place in the stack, and the library function called."""
+        """Return the innermost place of the program in the stack of ``frame``, and the library function called there.
+
+        Without program code in the stack, return the innermost place; None if ``frame`` is None.
+        """
         innermost, inner, name = frame, None, ""
         for _ in range(MAX_FRAMES):
             if frame is None:
@@ -301,7 +310,10 @@ class _Sampler:
         return number
 
     def events(self) -> list[tuple[Any, ...]]:
-        """Return new SAMPLED, OTHER_RAN, MEMORY_READ and DEMAND events; equal phase, place, delay are added up."""
+        """Return the SAMPLED, OTHER_RAN, MEMORY_READ and DEMAND events since the last call (``agent/events.py``).
+
+        Looks with equal phase, place and delay (EXACT, LATE, FORCED) are one event, with their number and total ns.
+        """
         looks, self.looks = self.looks, []
         summed: dict[tuple[str, int, int], tuple[int, int]] = {}
         for phase, place, late, ns in looks:
@@ -334,7 +346,7 @@ def _names_of_lock(where: Where) -> set[str]:
 
 
 def _uses_one(frame: FrameType | None, names: set[str]) -> bool:
-    """Return True if code in the stack of ``frame`` uses one of ``names``."""
+    """Return True if a function in the stack of ``frame`` has one of ``names`` as a variable, attribute or global."""
     for _ in range(MAX_FRAMES):
         if frame is None:
             break
@@ -346,13 +358,16 @@ def _uses_one(frame: FrameType | None, names: set[str]) -> bool:
 
 
 def _may_hold(where: Where) -> bool:
-    """Return True for a place in program code, unless its thread itself waits for a lock, a queue or another thread."""
+    """Return True if a thread at this place may hold a lock: in program code, and not waiting for a lock or queue."""
     waits = _waits_for_lock(where) or where[3].partition(".")[0] in WAITING_MODULES
     return not waits and not watching.is_library(where[0].co_filename)
 
 
 def _lock_entered(frame: FrameType) -> str:
-    """Return THREAD_LOCK if the frame enters an object in a "with", as it then waits for a lock; else ""."""
+    """Return THREAD_LOCK if the instruction of ``frame`` enters the object of a "with", else "".
+
+    An object that stays there without a Python frame of its own is a lock that the thread waits for.
+    """
     offset, instructions = frame.f_lasti, frame.f_code.co_code
     enters = instructions[offset] == ENTERS or (offset >= 2 and instructions[offset - 2] == ENTERS_NEXT)
     return THREAD_LOCK if offset >= 0 and enters else ""
@@ -382,7 +397,10 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
 
 
 def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
-    """True if autograd called program code below ``frame`` as a hook. ``engine``: True if backward ran here."""
+    """True if autograd called program code as a hook in the stack whose innermost frame is ``frame``.
+
+    ``engine``: True if the stack must contain the backward pass, False for autograd's own threads.
+    """
     calls_program = False
     for _ in range(MAX_FRAMES):
         if frame is None or frame.f_code.co_name == _ENGINE:
@@ -396,7 +414,10 @@ def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
 
 
 def _phase_at(due_ns: int) -> str | None:
-    """Return the phase at ``due_ns`` ("": none open); None without a later boundary or once events are written."""
+    """Return the phase that was open at ``due_ns`` ("": none) if a phase has begun or ended since then; else None.
+
+    Also None if the last boundary before ``due_ns`` is already written.
+    """
     later = False
     for event in reversed(phases.state.events):
         if event[0] in (ENTER, EXIT):

@@ -29,13 +29,16 @@ _missed = 0
 
 
 def forget() -> None:
-    """Reset the counting, in a forked child and before the next program: the next batch is counted again."""
+    """Reset the counting of padding positions, in a forked child and before the next program."""
     global due, _missed
     due, _missed = 1, 0
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the padding of a training batch that is due, and add a PADDED event. Give up after MISSES failures."""
+    """Count the padding of a training batch if its number is ``due``, and append a PADDED event.
+
+    After MISSES batches whose padding could not be recognized, examine no more.
+    """
     global due, _missed
     try:
         exact, arrived = boundaries.measuring.alternates, batches.state.arrived
@@ -56,7 +59,10 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
-    """Return (positions, padding, padding in all-padding columns) of the first rows; None if padding is unknown."""
+    """Return (positions, padding, positions in columns of padding only) of a batch; None if padding is not recognized.
+
+    Only the first rows count, as many as have ``most`` positions.
+    """
     ids, mask, labels = _parts(batch)
     grid = next((tensor for tensor in (ids, mask) if tensor is not None), None)
     if grid is None:
@@ -72,7 +78,10 @@ def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
 
 
 def _parts(batch: Any) -> tuple[Any, Any, Any]:
-    """Return (ids, attention mask, labels), two-dimensional integer CPU tensors; None: missing or indistinguishable."""
+    """Return (ids, attention mask, labels) of a batch as two-dimensional integer CPU tensors.
+
+    Each is None if it is missing, has another form, or cannot be told from the other tensors.
+    """
     if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
         names = list(batch.keys())
         ids = next((batch[name] for name in IDS if name in names), None)
@@ -103,7 +112,7 @@ def _is_grid(one: Any) -> bool:
 
 
 def _is_mask(one: Tensor) -> bool:
-    """Return True if each row is ones and zeros with at most one border: typical of masks, but not of token ids."""
+    """Return True if ``one`` may be an attention mask: zeros and ones, with at most one change per row."""
     values = one.numpy()
     if values.min() < 0 or values.max() != 1:
         return False
@@ -111,7 +120,11 @@ def _is_mask(one: Tensor) -> bool:
 
 
 def _runs(ids: Any, labels: Any) -> Any:
-    """Return a Boolean array like ``ids``: True at padding of each row's ends. ``labels``: None if there are none."""
+    """Return a boolean array like ``ids``, True at padding: LEAST_RUN or more equal ids at the start or end of a row.
+
+    With ``labels``, padding has the label IGNORED. Without (None), its id is the one with which most rows start, or
+    end.
+    """
     padding = ids != ids  # all False
     for step in (-1, 1):
         first = ids[:, -1:] if step < 0 else ids[:, :1]

@@ -90,7 +90,10 @@ def _read_core() -> tuple[int, int]:
 
 
 def making() -> stages.Making:
-    """Return the batch in preparation by this thread. For the recorded thread, also store it and its CPU clock."""
+    """Return the batch that the calling thread is making.
+
+    If this is the recorded thread, also store the batch and its CPU clock in ``state``, where the hooks read both.
+    """
     current = stages.making()
     if get_ident() == recorded_thread:
         state.making, state.core = current, current.core
@@ -101,13 +104,17 @@ def making() -> stages.Making:
 
 
 def origin() -> tuple[str, int, int, int]:
-    """Return and store (role, process id, thread id, batch number) of a batch that the recorded thread makes."""
+    """Return and store the recorded thread's maker of batches: ("main", process id, thread id, UNKNOWN_NUMBER)."""
     state.origin = ("main", *stages.origin(), UNKNOWN_NUMBER)
     return state.origin
 
 
 def trains_on(where: Any) -> None:
-    """Record the device of a backward pass, and start the device recording at the first pass on a CUDA device."""
+    """Handle a backward pass on device ``where``.
+
+    The first pass on a device other than the CPU notes its name; if it is a CUDA device, its work is timed from then
+    on.
+    """
     if not device.state.noted:
         device.trains_on(where)
         state.on_device = device.state.stream is not None
@@ -122,7 +129,11 @@ def _mark() -> None:
 
 
 def interrupted(*, in_step: bool) -> None:
-    """End every open phase after a signal handler raised within a hook. ``in_step``: True to note that in the step."""
+    """Reset stages and CPU clock after a program's signal handler raised within a hook.
+
+    ``in_step``: True if a step has begun: all open phases end now, and an INTERRUPTED event excludes the step from
+    measurement.
+    """
     stages.forget()
     state.making = None
     state.core = stages.CpuReading()

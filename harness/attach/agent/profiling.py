@@ -44,7 +44,7 @@ _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h: "Yama"
 
 
 class _Window:
-    """Profiling window of this process: states of torch.profiler and py-spy. A forked child has its own."""
+    """State of this process's profiling window: torch.profiler and py-spy. A forked child begins with a new state."""
 
     def __init__(self) -> None:
         self.profiler: Any = None  # torch's profiler, from its warm-up to the end of the window
@@ -73,7 +73,7 @@ def asked() -> bool:
 
 
 def patch() -> None:
-    """Install the hooks of the requested profilers at every step, and detect a profiler of the program."""
+    """Register what the requested profilers do at every step, and notice when the program starts its own profiler."""
     closes = bool(record.settings.get("closing_steps"))
     if asked():
         boundaries.on_step.append(_on_step)
@@ -89,7 +89,7 @@ def patch() -> None:
 
 
 def begin() -> None:
-    """Prepare a requested profile: measure no step before it, and let py-spy trace this process despite Yama."""
+    """Prepare a requested profile: measure no step before it, and permit py-spy to trace this process (Yama)."""
     if record.settings.get("profile_seconds"):
         import ctypes
 
@@ -98,7 +98,7 @@ def begin() -> None:
 
 
 def forget() -> None:
-    """Reset the window in a forked child, which has none. A worker that was forked within a window records nothing."""
+    """Replace the profiling window's state in a forked child, which records nothing for its parent's profiler."""
     global state
     if state.profiler is not None:
         torch._C._autograd._enable_record_function(False)
@@ -108,7 +108,7 @@ def forget() -> None:
 
 
 def finish() -> None:
-    """Write the trace that torch's profiler has recorded so far, if the program ends within the window."""
+    """Write the trace so far if the program ends while torch's profiler runs."""
     if state.profiler is not None:
         _carefully(_write, boundaries.steps.begun)
 
@@ -124,7 +124,7 @@ def abandon() -> None:
 
 
 def _on_step(number: int) -> None:
-    """Advance the window at step ``number``: begin it once warm, or end it and set the first measured step."""
+    """Advance the profiling window at step ``number``: begin it once warm; after it, set the first measured step."""
     state.evaluating = 0
     if boundaries.measuring.measured_from is not None or watching.busy():
         return
@@ -142,13 +142,16 @@ def _on_step(number: int) -> None:
 
 
 def _on_measured_step(_number: int) -> None:
-    """Begin to add up the device time that events leave open, once the first measured step has begun."""
+    """Start to sum device time that may be work or waits for launches (see :class:`device.Open`), once measured."""
     if not boundaries.measuring.warming and not device.state.open.since_ns:
         device.state.open = device.Open(monotonic_ns())
 
 
 def _may_end(number: int) -> bool:
-    """Return True if the program may end before step ``number``, False while its closing window (one rank) goes on."""
+    """Return True if the program may end before step ``number``; False while a window after the measured steps runs.
+
+    Several ranks have no such window, because all must end at the same step.
+    """
     if boundaries.measuring.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
@@ -162,7 +165,7 @@ def _may_end(number: int) -> bool:
 
 
 def _on_evaluation() -> None:
-    """End torch's window after MOST_EVALUATING evaluation batches in a step, which would fill the memory."""
+    """Stop torch's profiler after more than MOST_EVALUATING evaluation batches in a step, to save memory."""
     if state.profiler is None or boundaries.steps.begun <= state.first:
         return
     state.evaluating += 1
@@ -171,12 +174,12 @@ def _on_evaluation() -> None:
 
 
 def _over(part: Callable[[int], bool], number: int) -> bool:
-    """True if a profiler's window is over, or ``part``, which advances it to step ``number``, failed."""
+    """True if ``part``, which advances a profiler's window to step ``number``, says that it is over, or fails."""
     return _carefully(part, number) is not False
 
 
 def _carefully(action: Callable[..., Any], *given: Any) -> Any:
-    """Return ``action(*given)``; None, and end the profiling, if it raises an error of the agent."""
+    """Return ``action(*given)``. An error ends the profiling: return None, or raise it again if it is the program's."""
     try:
         return action(*given)
     except Exception as error:
@@ -243,7 +246,7 @@ def _write(number: int) -> None:
 
 
 def _call(action: Callable[[], None]) -> None:
-    """Call ``action``, a method of torch's profiler, without taking it for a profiler of the program."""
+    """Call ``action``, a method of torch's profiler, so that it is not mistaken for the program's own profiling."""
     state.at_torch = True
     try:
         action()
@@ -278,7 +281,10 @@ def _py_spy_is_over(number: int) -> bool:
 
 
 def _agree(number: int) -> bool:
-    """Make all ranks end py-spy's window at the asking rank's step ``number`` + 2. Return True if known here."""
+    """Return True once this rank knows from which step all ranks go on after py-spy's window, or need not know.
+
+    It is ``number`` + 2 of the rank that asked for py-spy, which writes it into the file FROM.
+    """
     _, world = record.ranks()
     path = os.path.join(record.folder(), FROM)
     if world is None or world == 1:
@@ -321,7 +327,10 @@ def _create(name: str) -> bool:
 
 
 def _spin_marks(first: int) -> Iterator[tuple[int, int]]:
-    """Spin for MARK_NS in functions named by numbers from ``first`` on, for py-spy; yield (start, end) in ns."""
+    """Run MARKS functions, named by numbers from ``first`` on, for MARK_NS each; yield (start, end) of each in ns.
+
+    py-spy's samples show these functions at known times.
+    """
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + GAP_NS)
         name = f"{MARK}{number}"

@@ -71,7 +71,7 @@ def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
 
 
 def _forked() -> None:
-    """Reset the whole agent in a forked child. The file and its records belong to the parent."""
+    """Reset all state of the agent in a forked child. The open file stays the parent's: the child writes its own."""
     global _file, _owner, training_thread, _continuing
     _file, _owner, training_thread = None, 0, None
     _continuing = threading.Lock()
@@ -148,7 +148,7 @@ class FrameFile:
             os.close(self._descriptor)
 
     def _is_open(self) -> bool:
-        """True if the descriptor is still this file: the program may have closed all and opened another."""
+        """True if the descriptor is still this file: the program may have closed it and reused the number."""
         try:
             status = os.fstat(self._descriptor)
         except OSError:
@@ -157,7 +157,10 @@ class FrameFile:
 
 
 def _open() -> FrameFile | None:
-    """Create this process's file, with its facts, before other threads see it; None if nothing is recorded."""
+    """Return this process's new file, with its facts as the first frame; None if nothing is recorded.
+
+    If another thread has created a file meanwhile, return that one.
+    """
     global _file, _owner, _series_ns, _segment
     if not _folder:
         return None
@@ -182,7 +185,10 @@ def _new_file(now_ns: int, series_ns: int, segment: int) -> tuple[str, FrameFile
 
 
 def _continue(file: FrameFile) -> None:
-    """Continue ``file`` in a new one, unless another thread does so or none can be opened."""
+    """Close ``file`` and continue in a new one (the next segment).
+
+    Do nothing while another thread does this; keep ``file`` if the new one cannot be opened.
+    """
     global _file, _segment
     if not _continuing.acquire(blocking=False):
         return

@@ -41,7 +41,7 @@ def epoch_ended() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the rows of a training batch that its epoch has served before, where commands take turns."""
+    """Count rows of a training batch that this epoch already served. Only called where commands take turns."""
     tally = _rows
     if batches.state.unknown or tally.rows >= COUNTED_ROWS_MAX:
         return
@@ -64,7 +64,10 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _digests(batch: Any) -> list[int]:
-    """Return by row the sum of values x random odd numbers, modulo 2**64; empty unless a plain 2-D CPU tensor."""
+    """Return one integer per row: the sum of values x random odd numbers, modulo 2**64.
+
+    Empty unless ``batch`` is a plain CPU tensor with two or more dimensions.
+    """
     numpy = sys.modules.get("numpy")
     plain = type(batch) is Tensor and batch.is_cpu and batch.layout is torch.strided and not batch.is_nested
     if numpy is None or not plain or batch.ndim < 2 or not batch.numel() or not batch.is_contiguous():

@@ -43,7 +43,7 @@ _parents: dict[int, int] = {}  # process ids of the parents, by process id
 
 
 def forget() -> None:
-    """Reset the readings in a forked child, but close no file: numbers may be reused."""
+    """Reset the readings in a forked child. Close no file: the program may have reused the descriptors' numbers."""
     global _begun, _core, _skipped, _uncounted
     _begun, _core = False, None
     _skipped = _uncounted = 0
@@ -54,7 +54,7 @@ def forget() -> None:
 
 
 def follow(core: CpuReading) -> None:
-    """Use ``core`` as the main thread's CPU clock, whose switch counter decides when lines are read again."""
+    """Use ``core`` as the main thread's CPU clock: lines of schedstat are read again only after a counted switch."""
     global _core
     _core = core
     _counts[:1] = [core.count]
@@ -62,9 +62,10 @@ def follow(core: CpuReading) -> None:
 
 
 def read() -> tuple[Any, ...]:
-    """Return the schedstat line of each recorded thread, the main thread's first; empty without such files.
+    """Return a line of schedstat (ns run, ns waited for a core, times put on a core) per thread, the main one first.
 
-    If no thread was switched since the last reading, (CPU time in ns, earlier line) replaces the main thread's line.
+    Empty if the kernel has no schedstat. If no recorded thread was switched since the last reading, the earlier lines
+    are returned, and the main thread's item is (CPU time in ns, earlier line).
     """
     global _skipped
     if not forks.here[0]:
@@ -114,12 +115,15 @@ def _read_lines() -> tuple[bytes, ...]:
 
 
 def _runs(lines: Iterable[bytes]) -> list[bytes]:
-    """Return for each schedstat line how often its thread was put on a core, as the line's text."""
+    """Return the last field of each line of schedstat, as bytes: how often the thread was put on a core."""
     return [line.rpartition(b" ")[2] for line in lines]
 
 
 def _count_no_more() -> None:
-    """Handle lines that changed without a counted switch: over MOST_UNCOUNTED times end the use of counters."""
+    """Handle lines of schedstat that changed although no switch was counted.
+
+    When this happens more than MOST_UNCOUNTED times, stop using the switch counters.
+    """
     global _core, _uncounted
     _uncounted += 1
     if _core is not None and _uncounted > MOST_UNCOUNTED:
@@ -130,7 +134,7 @@ def _count_no_more() -> None:
 
 
 def find_threads() -> None:
-    """Start to read new native compute threads, which appear with the first parallel region, after the main one."""
+    """Let :func:`read` also read new native compute threads. They appear with the first parallel computation."""
     if not _descriptors:
         return
     python = {thread.native_id for thread in threading.enumerate()}
@@ -152,7 +156,7 @@ def _open(tid: int) -> bool:
 
 
 def times_ns(process: int, thread: int) -> tuple[int, int]:
-    """Return (ns that a thread ran, waited for a core) since its start; zeros if ended or not recorded."""
+    """Return (ns run, ns waited for a core) of a thread since its start. Zeros if it has ended or has no schedstat."""
     try:
         with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
             ran, waited, *_ = file.read().split()
@@ -162,9 +166,9 @@ def times_ns(process: int, thread: int) -> tuple[int, int]:
 
 
 def children_asked_ns() -> dict[int, int]:
-    """Return the time in ns for which each descendant process ran or waited for a core, by process id.
+    """Return, by process id of each descendant, the ns that its threads ran or waited for a core since their start.
 
-    CHILD_PROCESSES_MAX processes at most are read. The parent of a process is read once.
+    At most CHILD_PROCESSES_MAX processes, and CHILD_THREADS_MAX threads of each, are read.
     """
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     for pid in _parents.keys() - pids:

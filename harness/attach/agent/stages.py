@@ -20,9 +20,11 @@ MOST_LOST = 20  # 1/MOST_LOST of the time since the last reading may be lost wit
 
 
 class CpuReading:
-    """Last reading of a thread's CPU time, extrapolated while the thread is on its core.
+    """Last reading of a thread's CPU time, from which CPU times are computed until the thread leaves its core.
 
-    Exact for a thread whose switches are counted (``switches.py``), else assumed for ``NEAR_NS``. Callers inline this::
+    On a core, CPU time advances with the clock, so ``ahead_ns`` (CPU time - clock) is constant. Leaving the core is
+    noticed by a switch counter (``switches.py``); without one, each reading is used for ``NEAR_NS``. Callers inline
+    this::
 
         now = monotonic_ns()
         if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
@@ -43,12 +45,15 @@ class CpuReading:
         self.longest_ns = NEAR_NS
 
     def counts(self, count: Any, longest_ns: int, here: Any) -> None:
-        """Use ``count`` to see switches. ``longest_ns``: validity. ``here``: first item 0 in a child (:mod:`forks`)."""
+        """Use ``count`` as switch counter: a reading is valid until its first item changes, for ``longest_ns`` at most.
+
+        ``here``: sequence whose first item is 0 in a forked child, which must not read ``count`` (:mod:`forks`).
+        """
         self.count, self.counted, self.near_ns, self.here = count, -1, 0, here
         self.lasts_ns = self.longest_ns = longest_ns
 
     def uncounted(self) -> None:
-        """Stop using a switch counter: each reading is then valid for NEAR_NS."""
+        """Stop using a switch counter: each reading is then used for NEAR_NS (ns) without a check."""
         self.counts((0,), NEAR_NS, (1,))
 
     def read(self) -> tuple[int, int]:
@@ -67,7 +72,10 @@ class CpuReading:
 
 
 class Making:
-    """Batch in preparation by one thread, reused for its next one: open stages (innermost last), pieces of stages."""
+    """Batch that one thread is making: open stages (innermost last) and finished pieces, each with start and end.
+
+    A thread has one such object, used for all its batches.
+    """
 
     __slots__ = ("core", "cpu_ns", "items", "open", "pieces", "start_ns")
 
@@ -118,7 +126,10 @@ def leave() -> None:
 
 
 def add_others(process_ns: int) -> None:
-    """Add the CPU time of a library's threads (since ``process_ns``) to an open stage that mostly waited for them."""
+    """Add CPU time of a library's other threads since ``process_ns`` (``process_time_ns()`` then) to the open stage.
+
+    This is done only if the calling thread waited longer than it ran in the stage, and up to the time it waited.
+    """
     making = _thread.making
     cpu_ns = thread_time_ns() - making.cpu_ns
     waited_ns = monotonic_ns() - making.start_ns - cpu_ns
@@ -161,10 +172,10 @@ def end(kept: int = 0) -> None:
 
 
 def cut(name: str | None, within: bool = False) -> bool:
-    """End the current piece of a stage now, and start the stage ``name`` or (None) end the innermost stage.
+    """End the current piece of a stage now, and start stage ``name``; None: end the innermost stage instead.
 
-    ``within``: True to start it only if a batch is in preparation and the stage is not innermost already. Return True
-    if a stage changed.
+    ``within``: True to start the stage only if a batch is being made, and its innermost stage is another one. Return
+    True if a stage was started or ended.
     """
     making = _thread.making
     open_ = making.open
@@ -190,14 +201,17 @@ def cut(name: str | None, within: bool = False) -> bool:
 
 
 def add(name: str, start_ns: int, cpu_ns: int) -> None:
-    """Add a piece of stage ``name`` from ``start_ns`` (CPU time: ``cpu_ns``) to now, while no stage is open."""
+    """Add a piece of stage ``name`` from ``start_ns`` to now; no stage may be open. ``cpu_ns``: CPU time at start."""
     making = _thread.making
     until_ns, now = making.core.read()
     making.pieces.append((name, start_ns, now, until_ns - cpu_ns))
 
 
 def take() -> list[Piece]:
-    """Return this thread's completed pieces since the last call, in order. A long list is merged: one per stage."""
+    """Return this thread's finished pieces of stages, oldest first, and drop them here.
+
+    More than MAX_PIECES_OF_A_BATCH are merged into one piece per stage, laid end to end.
+    """
     making = _thread.making
     pieces, making.pieces = making.pieces, []
     return pieces if len(pieces) <= MAX_PIECES_OF_A_BATCH else _merged(pieces)

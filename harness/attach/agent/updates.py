@@ -58,7 +58,10 @@ def _backward(before: Any) -> Any:
 
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
-    """Begin the phase "backward" and return True, for a training pass not within another (checkpointing)."""
+    """Begin the phase "backward" and return True. ``given``: arguments of torch's call.
+
+    Return False within another backward pass (checkpointing), in a thread that is not recorded, and while compiling.
+    """
     if is_compiling() or (get_ident() != phases.recorded_thread and not _adopted()):
         return False
     known = batches.state
@@ -140,7 +143,7 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
 
 
 def _count(optimizer: int, name: str) -> None:
-    """Count an update of ``optimizer`` (its id; ``name``: class), and close the step if it closes steps."""
+    """Count an update of an optimizer (``optimizer``: id, ``name``: class). End the step if its updates end steps."""
     optimizers = boundaries.optimizers
     optimizers.single = None
     if boundaries.steps.possible:

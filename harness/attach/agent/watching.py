@@ -59,7 +59,7 @@ _until = 0  # step before which watching ends; 0: not begun
 
 
 def forget() -> None:
-    """Stop watching. The early steps of the next program are watched again."""
+    """Stop watching calls with ``sys.setprofile``. Early steps of the next program are watched again."""
     global _seen, _until
     if _seen is not None:
         sys.setprofile(None)
@@ -135,7 +135,10 @@ def _module_begins(seen: _Seen, frame: FrameType) -> None:
 
 
 def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
-    """Store which program code returned the tensors in ``result``: for nested functions, the outermost counts."""
+    """Store for each tensor in ``result`` the program function (``frame``) that returned it.
+
+    If nested functions return the same tensor, the outermost stays stored. Functions of libraries are ignored.
+    """
     code = frame.f_code
     file = code.co_filename
     if file.startswith("<") or file.startswith(OURS) or is_library(file):
@@ -179,7 +182,10 @@ def is_library(file: str) -> bool:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame outside libraries (else ``frame``); None if it belongs to the agent."""
+    """Return the innermost frame of the program in the stack of ``frame``; ``frame`` itself if all is library code.
+
+    None if the innermost frame outside libraries is the agent's.
+    """
     caller = frame
     while caller is not None and is_library(caller.f_code.co_filename):
         caller = caller.f_back
@@ -200,7 +206,11 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 
 
 def _conclude(seen: _Seen) -> None:
-    """Evaluate the watched steps: time and note modules and batch function, note graph breaks and blocking places."""
+    """Evaluate the watched steps.
+
+    Time the outermost modules and the function that makes batches from now on, and note these, graph breaks, and places
+    where the thread was blocked.
+    """
     timed: CodeType | None = None
     from _harness_agent import causes, inspection
 
@@ -269,7 +279,11 @@ def _forward_begins() -> bool:
 
 
 def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> bool:
-    """Replace a function by a version timed as "fetch"; True if that worked. ``owner``: class of ``self``."""
+    """Replace the program's function with ``code`` by one timed as the phase "fetch"; False if that is impossible.
+
+    ``namespace``: globals of the function's module. ``owner``: class of the function's ``self`` argument; None if it
+    has none.
+    """
     place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     record.note("batches", place)
     if code.co_flags & _GENERATOR:

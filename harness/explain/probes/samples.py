@@ -106,7 +106,10 @@ class StackRow(TypedDict):
 
 @dataclass(frozen=True)
 class Share:
-    """Share (0 to 1) of a place's samples with one function or stack; Wilson's 95 % interval, independent samples."""
+    """Share (0 to 1) of a place's samples with one function or stack, and Wilson's 95 % interval.
+
+    The interval assumes independent samples.
+    """
 
     name: str
     samples: int
@@ -147,7 +150,10 @@ class StackReport:
 
     @property
     def tokenization(self) -> tuple[Place, ...]:
-        """Tokenization by the main thread and by the workers, each only if most samples inside spans are in it."""
+        """Tokenization in the main thread and in loader workers, in this order.
+
+        Each of the two is listed only if these threads have more samples in it than in any other phase or stage.
+        """
         places = []
         for threads in (MAIN, WORKERS):
             largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)
@@ -177,7 +183,10 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
 
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
-    """Count sampled stacks by phase and stage. A sample in the ledger's own recorder counts for its caller."""
+    """Count sampled stacks by the phase or stage that ran.
+
+    A sample in the recorder of the ledger (our own code) counts for the function that called the recorder.
+    """
     clock = clock_of(samples)
     native = facts.native
     rows = samples.to_pylist()
@@ -256,7 +265,7 @@ def _spans_by_role(spans: pa.Table, roles: Iterable[str]) -> dict[str, list[Stac
 
 
 def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ns from each time to the nearest start or end of a span; the largest int64 without any."""
+    """Return the ns from each time to the nearest start or end of a span; the largest int64 if there is no span."""
     if not len(edges):
         return np.full(len(times), np.iinfo(np.int64).max)
     after = np.clip(np.searchsorted(edges, times), 0, len(edges) - 1)
@@ -292,7 +301,7 @@ def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
 
 
 def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
-    """Return the stack up to the last function with a name. Library frames below it have no names."""
+    """Return the stack without its innermost frames that have no name, such as those of libraries without symbols."""
     named = [
         place for place, frame in enumerate(stack) if _is_python(frame, native) or not frame.startswith("unnamed (")
     ]

@@ -69,7 +69,10 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
 
 
 def _innermost(begins: Integers, stops: Integers) -> Integers:
-    """Return for each event, by start, the last earlier one that is one level (of open events) further out, or -1."""
+    """Return for each event the index of the event around it, or -1. Events are in order of start.
+
+    Around an event is the last earlier one that began with one open (begun, not ended) event fewer.
+    """
     depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # number of open events
     around = np.full(len(begins), -1, dtype=np.int64)
     by_depth = np.argsort(depth, kind="stable")  # stable: events of one depth stay in order
@@ -105,7 +108,10 @@ _IDS = ("correlation", "external_id")
 
 @dataclass(frozen=True)
 class Operator:
-    """Calls of one operator in one process, host time in ms; ``calls``, ``total_ms`` without nested ones of its own."""
+    """Calls of one operator in one process, host time in ms.
+
+    ``calls`` and ``total_ms`` leave out calls directly inside a call of the same operator.
+    """
 
     name: str
     kind: str  # a value of KINDS
@@ -117,7 +123,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """All runs of one kernel or copy on the device; times in ms."""
+    """All executions of one kernel or copy on the device; times in ms."""
 
     name: str
     calls: int
@@ -144,7 +150,10 @@ class ProfiledOperators:
 
 @dataclass(frozen=True)
 class Events:
-    """All events of a profile as numpy columns, one row per event; times in ns. Texts are codes into lists."""
+    """All events of a profile as numpy columns, one row per event; times in ns.
+
+    ``category``, ``name`` and ``role`` are indices into ``categories``, ``names`` and ``roles``.
+    """
 
     category: Integers
     categories: list[str]
@@ -220,7 +229,11 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
 
 
 def _launchers(events: Events, host: Integers, device: Integers, parents: Integers) -> Integers:
-    """Return the position in ``host`` of the operator that launched each kernel, by id or correlation, or -1."""
+    """Return the position in ``host`` of the operator that launched each event of ``device``; -1 if unknown.
+
+    Found by the operator's id, else by the runtime call with the same correlation id. ``parents``: position of the
+    event around each host event.
+    """
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[host] = np.arange(len(host))
@@ -232,7 +245,11 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 
 
 def launched_work(events: Events) -> LaunchedWork:
-    """Return the device's work by start, with its launches. Queued work begins as the work before it ends: no wait."""
+    """Return the kernels and copies of a profile, in order of start, with their launches.
+
+    The pause between two pieces is no wait if the second was launched before the first ended: it then starts at that
+    end.
+    """
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]
     calls = events.of(RUNTIME_CALLS)
@@ -246,7 +263,10 @@ def launched_work(events: Events) -> LaunchedWork:
 
 
 def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
-    """Return for each of ``wanted`` the value whose key is equal; -1 without such a key or if it is negative."""
+    """Return for each of ``wanted`` the element of ``values`` with the equal key.
+
+    -1 if no key is equal, or the wanted number is negative.
+    """
     if not keys.size:
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
@@ -308,7 +328,7 @@ def _main_first(role: str) -> tuple[bool, int, str]:
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """Allocated memory of one process on one device over time. Times in CLOCK_MONOTONIC nanoseconds."""
+    """Allocated memory in bytes of one process on one device over time; times in ns (CLOCK_MONOTONIC)."""
 
     role: str
     device: str  # for example "CPU" or "CUDA 0"
@@ -357,7 +377,10 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
 
 
 def _sums(size: Integers, file: Integers) -> Integers:
-    """Return running sums of ``size``, starting at 0 for each file."""
+    """Return inclusive running sums of ``size`` (bytes), separately for each file.
+
+    ``file``: number of each row's profile.
+    """
     sums = np.cumsum(size)
     _, first, place = np.unique(file, return_index=True, return_inverse=True)
     before: Integers = (sums[first] - size[first])[place]
@@ -470,7 +493,11 @@ def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float |
 def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
-    """Return uncut profiles (a mark per step), their windows, and a record of each one without the other."""
+    """Return the complete profiles, the windows they belong to, and the gaps: cut profiles, windows without a profile.
+
+    A profile is complete if it has a mark of each step of its window. Profiles of loader workers are always kept.
+    Without ``windows`` all are kept.
+    """
     import pyarrow.compute as pc
 
     if not windows:

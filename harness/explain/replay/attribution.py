@@ -66,7 +66,7 @@ class PathLink(NamedTuple):
 
 
 class PathTime(NamedTuple):
-    """Milliseconds of a link of the critical path in a step, and their range if events leave device work open."""
+    """Milliseconds of a link of the critical path in a step, and the range over what the recording leaves open."""
 
     likely_ms: float
     least_ms: float
@@ -256,7 +256,7 @@ class _Walk:
 
 
 def _built(begun: _Reached, costs: _Cost) -> _Reached:
-    """Return the moment at which a batch is built whose building starts at ``begun``."""
+    """Return the moment at which a batch is finished whose making starts at ``begun``."""
     moment = begun
     for name in ("read", "tokenize", "pack"):
         moment = _after(moment, getattr(costs, name), PathLink("stage", name))
@@ -281,7 +281,10 @@ DATA, SYNC = "data", "sync"
 
 @dataclass(frozen=True)
 class Removal:
-    """Time saved per step, and speedup of a step, if one part of it were removed. Medians over blocks."""
+    """Saving if one part of the step were removed: ms per step, and step time / step time without it.
+
+    Medians over blocks.
+    """
 
     kind: PartKind
     name: str
@@ -290,7 +293,7 @@ class Removal:
 
 
 class _Removed(NamedTuple):
-    """Step time of one block in ms."""
+    """Mean step times of one block in ms, with one part of the step and without it."""
 
     was_ms: float  # unedited replay
     now_ms: float  # replay without the part
@@ -308,10 +311,11 @@ def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
 
 
 def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
-    """Return the saving by removal of each part of the steps, the largest first. ``runs``: one arm's, with contention.
+    """Return the saving by removal of each part of the steps, the largest first.
 
-    Of a run above :data:`PREDICTED_STEPS_MAX` measured steps, a few sequences of that length are drawn. Intervals
-    include the step as measured, and the cases that a recording leaves open (:func:`_otherwise_ms`).
+    ``runs``: recording and recorded contention of each run of an arm. A run of over PREDICTED_STEPS_MAX measured steps
+    is replayed by a few drawn sequences of that length. Intervals include two more estimates: with the measured step
+    time instead of the replayed one, and under the opposite assumptions of :func:`_otherwise_ms`.
     """
     times: dict[tuple[PartKind, str], list[_Removed]] = {}
     for recording, then in runs:
@@ -342,11 +346,12 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
 
 
 def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
-    """Return the step time in ms without ``part`` in the opposite case of what a recording leaves open.
+    """Return the step time in ms without ``part``, under the opposite assumption about what the recording leaves open.
 
-    Stages of several workers may wait for something that serves one at a time: a step then lasts as long as those
-    waits. A full queue may hold the host in a launch: a step is then shorter by all of a kernel, and by nothing without
-    a phase.
+    Several workers may wait for something that serves one at a time: a step then lasts at least as long as all their
+    waits. A full queue may hold the host in a launch: removal of a kernel then saves all its time, removal of a phase
+    nothing. ``was_ms``, ``now_ms``: replayed step time with and without ``part``; ``now_ms`` is returned if neither
+    applies.
     """
     kind, name = part
     if recording.busy_workers > 1 and part != ("cause", DATA):
@@ -363,7 +368,10 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
-    """Return ``likely`` with intervals that include ``others``, the same runs under the other :data:`READINGS`."""
+    """Return ``likely`` with intervals widened to include the medians and intervals of ``others``.
+
+    ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open).
+    """
     result = []
     for removal in likely:
         matches = [
@@ -441,7 +449,10 @@ class Split:
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
-    """Return each stage's cost by step, or why no replay gives it; synchronous costs sum to ``waits_ns``."""
+    """Return each stage's cost by step, or why replay cannot show it.
+
+    ``waits_ns``: wait for data by step. On a synchronous device, the costs of a step sum to it.
+    """
     if recording.device_not_recorded:
         return "device not recorded"
     present = present_stages(recording)
@@ -491,7 +502,7 @@ def _repetitions(recording: Recording, steps: int) -> Int:
 
 
 def _kept(delays: Array, repetition: Int) -> Array:
-    """Return how much of each step's delay no later step of its repetition makes up for."""
+    """Return by step the part of ``delays`` (ns) that is not made up for by later steps of the same repetition."""
     kept = np.zeros_like(delays)
     for number in np.unique(repetition):
         members = repetition == number
@@ -502,7 +513,10 @@ def _kept(delays: Array, repetition: Int) -> Array:
 
 
 def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
-    """Return whole ns by step and stage, proportional to ``shares`` within ``group``, that sum to each step's wait."""
+    """Return the wait of each step divided among stages in whole ns, (steps, stages).
+
+    Over each group of steps, stages get time in proportion to ``shares``. ``group``: number of each step's group.
+    """
     parts = np.zeros_like(shares)
     for number in np.unique(group):
         members = group == number

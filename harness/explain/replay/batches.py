@@ -72,7 +72,7 @@ class Seen:
 
     @property
     def handed_over(self) -> Array:
-        """Time (ns) at which the main thread had each batch. A sampler then chooses items for the next request."""
+        """Time (ns) at which the main thread had each batch: end of its wait, minus the sampler's time in it."""
         moments: Array = self.wait_end - self.drawn
         return moments
 
@@ -88,12 +88,12 @@ class AssumedCost:
 def handed_over(
     seen: Seen, makers: Makers, prefetch: int, tensors: int, declared_ns: float, transport: Transport = DATALOADER
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return the hand-over costs of every batch in ns, by name, and the costs that had to be assumed.
+    """Return {name: ns of each batch} of what handing over costs, and the costs that had to be assumed.
 
-    Names: after, wake, handover, most_handover, receive and unpack; see :class:`RecordedBatches`. An unobserved cost is
-    that of the nearest earlier batch that shows it, so no value is NaN. ``tensors``: per batch. ``prefetch``: per
-    worker.
-    ``declared_ns``: a cost that the configuration adds in the worker after the last stage.
+    Names are fields of :class:`RecordedBatches`: after, wake, handover, most_handover, receive, unpack. An unobserved
+    cost is that of the nearest earlier batch that shows it, so no value is NaN. ``tensors``: number per batch.
+    ``prefetch``: batches per worker.
+    ``declared_ns``: time that the configuration makes a worker wait after the last stage.
     """
     ahead = makers.in_flight(prefetch)
     after, wake, most_after, most_wake = _around(seen, makers.before(), ahead)
@@ -118,7 +118,11 @@ def arrivals_recorded(seen: Seen) -> bool:
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return what :func:`handed_over` does, from arrivals: exact if waited for, else upper bounds."""
+    """Return what :func:`handed_over` does, from recorded arrivals.
+
+    The hand-over is exact for a batch that the main thread waited for. For others it is estimated, up to the bound that
+    the arrival shows.
+    """
     unpack = _unpacked(seen)
     in_fetch = seen.arrived >= seen.wait_start
     receive = unpack + np.maximum(0.0, seen.handed_over - np.where(in_fetch, seen.unpacked, seen.wait_start))
@@ -141,7 +145,11 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
 
 
 def _unpacked(seen: Seen) -> Array:
-    """Return the ns of unpacking each batch, one after the other from a fetch's start; NaN if not recorded."""
+    """Return the ns of unpacking each batch, one at a time; NaN if not recorded.
+
+    It begins at the arrival of a batch that the main thread waited for. For other batches it begins at the start of the
+    fetch, or when the batch before is unpacked, but not after the recorded arrival.
+    """
     unpack = np.full_like(seen.arrived, np.nan)
     numbers = np.flatnonzero(~np.isnan(seen.arrived))
     numbers = numbers[np.argsort(seen.arrived[numbers], kind="stable")]
@@ -156,7 +164,10 @@ def _unpacked(seen: Seen) -> Array:
 def _estimated(
     seen: Seen, ahead: int, default: float, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return what :func:`handed_over` does, from waits alone. ``ahead``: batches in flight. ``default``: ns."""
+    """Return what :func:`handed_over` does, from waits alone. ``ahead``: number of batches in flight.
+
+    ``default``: ns to assume for a hand-over if none was observed.
+    """
     waited = seen.handed_over - seen.wait_start
     latency = np.maximum(0.0, seen.handed_over - seen.last)
     # The first batches are excluded because the workers had only just started.
@@ -203,7 +214,10 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return for each position the index of the nearest known value at or before it, else of the first, else itself."""
+    """Return for each position the index of the last known value at or before it, or of the first known value after it.
+
+    ``known``: True for positions with a known value. If there is none, each position has its own index.
+    """
     if not known.any():
         return np.arange(len(known))
     positions = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
@@ -211,10 +225,12 @@ def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _around(seen: Seen, before: Int, ahead: int) -> tuple[Array, Array, Array, Array]:
-    """Return (after, wake, upper bounds of both) in ns between two batches of one worker; NaN: unknown.
+    """Return (after, wake, upper bound of after, upper bound of wake) in ns by batch; NaN: unknown.
 
-    ``before``: index of the worker's previous batch, or -1. ``ahead``: batches in flight. A worker whose next batch was
-    already requested shows ``after``; one that waited for a request shows ``wake``.
+    ``after``: time from a batch's last stage until its worker can begin another batch. ``wake``: time from a request to
+    the first stage of an idle worker. An infinite bound is none. ``before``: index of the worker's previous batch, or
+    -1. ``ahead``: number of batches in flight. Two batches of a worker show ``after`` if the second was requested
+    before the first was done, else ``wake``.
     """
     count = len(seen.first)
     after, wake = np.full(count, np.nan), np.full(count, np.nan)
@@ -250,7 +266,10 @@ def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
-    """Return ``values`` with NaN replaced by the nearest measured one, or ``default`` if few are; at most ``most``."""
+    """Return ``values`` with each NaN replaced by the nearest value of a measured step, or by ``most`` if that is less.
+
+    ``default`` replaces NaN if fewer than HANDOVERS_SEEN_MIN values of measured steps are known.
+    """
     observed = ~np.isnan(values)
     lenders = observed & measured
     lent = (
@@ -378,7 +397,7 @@ def batches(
 
 
 def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
-    """Return the fields of :class:`Unpacking` for ``count`` batches, (3, batches); NaN if unknown."""
+    """Return arrival, end of unpacking (ns) and ``awaited`` (0, 1) of ``count`` batches, (3, batches); NaN: unknown."""
     columns = np.full((3, count), np.nan)
     for number, unpacking in unpackings.items():
         if 0 <= number < count:
@@ -389,10 +408,10 @@ def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
 def _mended(
     wall: Array, cpu: Array, clean: NDArray[np.bool_], has_cpu: NDArray[np.bool_], source: NDArray[np.int64]
 ) -> Array:
-    """Return the durations of one stage, replaced for batches whose builder was suspended (not ``clean``).
+    """Return the ns of one stage by batch, corrected for batches whose builder was suspended (not ``clean``).
 
-    Replaced by CPU time, scaled, if the stage mostly computes, else by the time of the nearest clean batch
-    (``source``).
+    A stage that mostly computes gets the batch's CPU time / the stage's usual share of CPU time. Other stages, or
+    batches without CPU time, get the duration of the nearest clean batch (``source``).
     """
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
     if share < MOSTLY_CPU_SHARE:
@@ -401,9 +420,10 @@ def _mended(
 
 
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
-    """Return the builders' mean progress during ``pause`` in ns; None if no batch shows it. ``needed``: ns by batch.
+    """Return the mean ns of work that builders did during a suspension; None if no batch shows it.
 
-    Only batches unfinished at its end count: progress is the ns needed minus the time before and after the pause.
+    Batches count that began before the end of ``pause`` (start, end) and ended after it: the ns needed minus the time
+    outside of the pause. ``first``, ``last``: start and end of each batch. ``needed``: ns to make each.
     """
     since, until = pause
     progress_ns = [

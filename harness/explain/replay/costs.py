@@ -60,7 +60,10 @@ ALONE = Stretch()
 
 
 def stretch(demand: Demand, step_ns: float) -> Stretch:
-    """Return the factors for a step of ``step_ns``, which they must agree with; 1 with cores for all threads."""
+    """Return the factors by which CPU work takes longer in a step of ``step_ns`` ns; 1 with cores for all threads.
+
+    The factors and the threads' shares of the cores depend on each other, so they are found by iteration.
+    """
     current = Stretch()
     if not demand.scarce or step_ns <= 0:
         return current
@@ -83,13 +86,20 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
 
 
 def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
-    """Return ``wall`` with its CPU time (``cpu``, without contention) stretched by the second factor, not the first."""
+    """Return durations ``wall`` with the CPU part stretched by the second factor of ``stretch`` instead of the first.
+
+    ``cpu``: CPU time without contention. ``wall`` includes this time, stretched by the first factor.
+    """
     then, now = stretch
     return wall + np.minimum(wall, cpu * then) * (now / then - 1)
 
 
 def _expected(wanting: int, others: int, share: float, cores: int) -> float:
-    """Return E[max(1, (wanting + k) / cores)] for k ~ Binomial(others, share)."""
+    """Return the mean slowdown on shared cores: E[max(1, (wanting + k) / cores)], k ~ Binomial(others, share).
+
+    ``wanting``: threads that certainly want a core. ``others``: threads that want one for ``share`` (0 to 1) of the
+    time.
+    """
     others = max(0, others)
     return sum(
         math.comb(others, k) * share**k * (1 - share) ** (others - k) * max(1.0, (wanting + k) / cores)
@@ -117,8 +127,9 @@ def batch_costs(
 ) -> tuple[Costs, float]:
     """Return the costs of the ``chosen`` batches under ``edits``, and the mean CPU time (ns) to build one, unstretched.
 
-    ``workers``: number under the edits. ``stretch``: contention factor of the workers (recorded, under the edits).
-    A batch ``scale`` times as large combines that many consecutive batches: stages add up, other costs stay.
+    ``chosen``: numbers of recorded batches. ``workers``: number under the edits. ``scale``: edited / recorded batch
+    size; stages of that many consecutive batches add up, and other costs are those of one batch. ``stretch``:
+    contention factors of the workers: (in the recording, under the edits).
     """
     recorded = recording.batches
     stages, cpu_total = {}, np.zeros(len(chosen))
@@ -140,7 +151,11 @@ def batch_costs(
 
 
 def _combined(values: Array, scale: float) -> Array:
-    """Return the costs of batches ``scale`` times as large: batch i has the recorded ones from i x scale on."""
+    """Return the costs of batches ``scale`` times as large.
+
+    Batch i sums the recorded costs from position i x scale to (i + 1) x scale (parts of a batch count in proportion).
+    After the last batch, it continues with the first.
+    """
     if scale == 1:
         return values
     count = len(values)
@@ -152,7 +167,10 @@ def _combined(values: Array, scale: float) -> Array:
 
 
 def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
-    """Return the costs of a batch besides its stages, by name, for the number of workers under the edits."""
+    """Return by name the ns of each batch besides its stages, with ``workers_now`` workers (0: inline).
+
+    These are the recorded costs. If the loader changes between inline and workers, they are derived or assumed.
+    """
     recorded, workers_then = recording.batches, recording.workers
     nothing, after = np.zeros(len(recorded)), recording.transport.after_ms * 1e6
     if workers_now and workers_then:
@@ -168,7 +186,11 @@ def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
 
 
 def _transferred(parts: dict[str, Array], change: StageEdit, *, inline: bool) -> dict[str, Array]:
-    """Return the costs in ``parts`` under a change of the transfer stage, which scales the hand-over on both sides."""
+    """Return the costs in ``parts`` under a change of the transfer stage, for the worker and for the main thread.
+
+    ``inline``: True without workers: ``change`` then applies to ``receive``, else to ``handover``; other parts scale
+    alike.
+    """
     if change == UNCHANGED:
         return parts
     main = "receive" if inline else "handover"

@@ -36,7 +36,11 @@ class Tape(NamedTuple):
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """Return the order of steps and batches. ``exact``: True for all, else only measured steps and usable batches."""
+    """Return the order of steps and batches in a replay: with ``exact`` all, as recorded.
+
+    Else measured steps only, and usable batches (received in a measured step, builder not suspended), in whole rounds
+    of all workers. ``workers``: number under the edits.
+    """
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
@@ -56,9 +60,10 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
-    """Return those of ``steps`` that form whole rounds of all workers, spread evenly; all if there are too few.
+    """Return those of ``steps`` whose batches form whole rounds (a batch of each worker), spread evenly over the run.
 
-    ``ordinals``: their positions in the whole run. ``fetches``: batches per step. Workers: as recorded, and edited.
+    All ``steps`` if there are fewer than TAPE_ROUNDS_MIN rounds. ``ordinals``: positions of ``steps`` in the whole run.
+    ``workers_then``, ``workers_now``: number of workers as recorded, and edited. ``fetches``: batches per step.
     """
     cycle = math.lcm(workers_then, workers_now)
     longer = [math.lcm(cycle, period) for period in USUAL_PERIODS]
@@ -87,10 +92,13 @@ LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
 
 
 class Operation(NamedTuple):
-    """One operation of a program. ``first`` and ``second`` are rows of :attr:`Program.durations` (ns):
+    """One operation of a program. ``first`` and ``second``: indices of rows of :attr:`Program.durations` (ns).
 
-    host: host time. fetch: take the next batch. launch: device time, time to queue it. reduce: barrier of all ranks.
-    sync: host time after the awaited device work ends.
+    * host: ``first`` is the host time.
+    * fetch: takes the next batch, without durations.
+    * launch: ``first`` is the device time, ``second`` the time to queue it.
+    * sync: ``first`` is the host time after the awaited device work ends.
+    * reduce: barrier of all ranks, without durations.
     """
 
     kind: Literal["host", "fetch", "launch", "sync", "reduce"]
@@ -101,7 +109,7 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One class of steps: its operations and durations."""
+    """Operations and durations of one class of steps (those with the same sequence of events)."""
 
     operations: tuple[Operation, ...]
     durations: Array  # ns, (rows, variants, members of the class)
@@ -142,10 +150,11 @@ def build(
     most_steps: int = PREDICTED_STEPS_MAX,
     merged: bool = True,
 ) -> Pipeline:
-    """Return the pipeline of ``recording`` under ``edits``, with contention ``now`` instead of the recorded ``then``.
+    """Return the pipeline of ``recording`` under ``edits``.
 
-    ``exact``: True for all steps and batches in the recorded order; else those of measured steps, in any number.
-    ``grown``: size of its batches / size of the batches that its steps had.
+    ``then``, ``now``: contention factors as recorded, and those to apply instead.
+    ``exact``: True for all steps and batches as recorded; else measured steps and usable batches, repeated as needed.
+    ``grown``: size of the loader's batches / size of the batches that the recorded steps trained.
     ``most_steps``: maximum number of measured steps; of a longer run only its beginning.
     ``merged``: True to make consecutive host phases one operation.
     """
@@ -205,7 +214,11 @@ def build(
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
-    """Return the pipeline in the recorded order; after a pause the loader continues from the replay's own state."""
+    """Return the pipeline in the recorded order. After a pause, the loader continues from its simulated state.
+
+    With :func:`build` and ``exact``, it continues from its recorded state. ``then``, ``now``: contention factors as
+    recorded, and those to apply instead.
+    """
     return replace(build(recording, edits, then, now, exact=True), exact=False)
 
 
@@ -214,10 +227,10 @@ def _steps(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
     """Return the steps in order: number of each one's program, True if it counts, and the pause before it (or None).
 
-    A repetition begins with ``unmeasured`` steps, as in launch/block.py: more than the batches in flight, and enough
-    for the host to get ahead of its device. Measured steps replace missing ones. ``most``: maximum of steps that count.
-    ``every_pause``: True if a pause in which the loader went on also begins a repetition.
-    Not ``exact``: other work than training within a step becomes a pause after it.
+    Unless ``exact``, a repetition begins with at least ``unmeasured`` steps that do not count: more than the batches in
+    flight, and enough for the host to get ahead of its device. Copies of measured steps replace missing ones. Other
+    work than training within a step becomes a pause after it. ``most``: maximum of steps that count.
+    ``every_pause``: True if an uncounted step after any pause begins a repetition, too.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []
@@ -242,7 +255,10 @@ def _steps(
 
 
 def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the places on the tape (``classes``) from which most steps of ``order`` meet one of their class."""
+    """Return the start positions on the tape at which the largest number of steps meet a recorded step of their class.
+
+    ``order``: class of each replayed step. ``classes``: class of each step on the tape.
+    """
     alike = np.zeros(len(classes), dtype=np.int64)
     for step, number in enumerate(order):
         alike += np.roll(classes, -step) == number
@@ -252,7 +268,11 @@ def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
-    """Return True for steps at whose end the host must wait for the device, as no blocking call was recorded."""
+    """Return True for each step at whose end the host must wait for the device, because no blocking call makes it wait.
+
+    These are the steps before a pause, and where measured steps begin or end. False for all if ``edits`` keep the
+    blocking calls of phase sync, or none was recorded.
+    """
     events = [event for step_class in recording.classes for event in step_class.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
         return np.zeros(len(measured), dtype=np.bool_)
@@ -272,7 +292,11 @@ def _program(
     exact: bool,
     merged: bool,
 ) -> tuple[Program, float]:
-    """Return the program of class ``number`` under ``edits``, and the main thread's mean CPU time (ns) in its steps."""
+    """Return the program of class ``number`` under ``edits``, and the main thread's mean CPU time (ns) per step of it.
+
+    ``scale``: edited / recorded batch size. ``stretch``: contention factors of the main thread: (in the recording,
+    now).
+    """
     step_class = recording.classes[number]
     every, members = (step_class.events, len(step_class.steps)) if exact else recording.measured_events[number]
     events = [event for event in every if not _goes(event, edits)]
@@ -309,7 +333,10 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add the wait of ``compute.sync: late`` after all launches: for the previous step up to its gradient norm."""
+    """Add the wait of the setting ``compute.sync: late``: after its launches, a step waits for the step before.
+
+    It waits until the device has computed the gradient norm of that step.
+    """
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
@@ -325,7 +352,10 @@ def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operatio
 def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the members of class ``number`` on the tape, and their places on it; all members if it has none."""
+    """Return the indices of the members of class ``number`` that are on the tape, and their positions on it.
+
+    If none is on the tape: all members, at evenly spaced positions. ``members``: number of members.
+    """
     rows = recording.classes[number].steps
     if members != len(rows):
         rows = rows[recording.measured[rows]]
@@ -353,7 +383,10 @@ def _device_factor(event: Event, edits: Edits, scale: float) -> float:
 
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
-    """Return wall and CPU time (ns) of a host event; computing phases of a synchronous device are device time."""
+    """Return wall and CPU time (ns) of a host event under ``edits``. ``scale``: edited / recorded batch size.
+
+    Forward, backward and optimizer of a synchronous device are device time, and change with its speed.
+    """
     factor = 1.0
     if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):
         return event.duration * 0.0, event.cpu * 0.0
@@ -363,7 +396,7 @@ def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> 
 
 
 def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
-    """Return the token positions that one step of all ranks together computes under ``edits``; None if not counted."""
+    """Return the tokens (padding included) per step of all ranks together under ``edits``; None if not counted."""
     if recording.tokens is None:
         return None
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size

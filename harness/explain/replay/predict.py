@@ -72,7 +72,7 @@ class Replays:
         self._by_reading = list(self._of_reading.values())
 
     def recorded(self, key: str) -> float:
-        """Return the recorded value of an edit's number, such as "workers"; 1 for "device" and "ranks"."""
+        """Return the recorded value of the edit ``key``, such as "workers"; 1 for "device" (a factor) and "ranks"."""
         first = self._runs[0].recording
         return 1.0 if key in ("device", "ranks") else float(getattr(first, key))
 
@@ -88,12 +88,18 @@ class Replays:
 
     @property
     def unequal(self) -> bool:
-        """True if one worker made far more batches than an equal share. Other numbers of workers are then unknown."""
+        """True if one worker made far more batches than an equal share.
+
+        Replay then cannot predict other numbers of workers.
+        """
         return any(run.recording.batches.makers.unequal for run in self._runs)
 
     @property
     def slow_worker(self) -> SlowWorker | None:
-        """Worker slower than the others in all runs, or None. It makes costs with other numbers of workers unknown."""
+        """Worker that was slower than the others in all runs; None if there is none.
+
+        With such a worker, replay cannot predict other numbers of workers.
+        """
         return slow_worker(_made_by(run.recording.batches) for run in self._runs)
 
     @property
@@ -107,13 +113,16 @@ class Replays:
         return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
 
     def has_cores_for(self, workers: int) -> bool:
-        """True if this many workers and the main thread have a core each, or enough CPU time on the other cores."""
+        """True if the main thread and ``workers`` workers have a core each.
+
+        True too if the workers' CPU time fits on the cores that the main thread leaves.
+        """
         first = self._runs[0].recording
         wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
         return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
 
     def off_core_ms(self, without: Sequence[str] = ()) -> float:
-        """Return the ms per step that stages, but those ``without``, waited off a core; mean over the runs."""
+        """Return the ms per step that stages spent off a core, mean over the runs. ``without``: stages left out."""
         by_run = [run.recording.off_core_ms for run in self._runs]
         return sum(spent for stages in by_run for name, spent in stages.items() if name not in without) / len(by_run)
 
@@ -130,7 +139,10 @@ class Replays:
         return widened(likely, others)
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
-        """True if ``step_ms`` is only possible if workers wait side by side, and not one at a time."""
+        """True if ``step_ms`` (ms) is only possible if workers' waits off a core overlap in time.
+
+        With fewer workers than recorded, waits of over half a step suffice.
+        """
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
         return (workers > 1 and waited_ms > step_ms) or (workers < busy > 1 and waited_ms > step_ms / 2)
@@ -151,7 +163,10 @@ class Replays:
         return _prediction(edited_runs, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
-        """Return the step time with the loader of ``data_runs``, by block. Raises ReplayError without a common one."""
+        """Return the predicted step time if each run had been fed by the loader of the data run of its block.
+
+        Raises ReplayError if no block has runs of both kinds.
+        """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
         likely, *others = (
@@ -190,7 +205,7 @@ class Replays:
         return _prediction(edited_runs, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
     def removals(self) -> tuple[Removal, ...]:
-        """Return the saving by removal of each stage, phase, kernel and cause of the steps, the largest first."""
+        """Return the saving by removal of each stage, phase, kernel and cause (such as "data"), the largest first."""
         likely, *others = (removals([(run.recording, run.then) for run in runs]) for runs in self._by_reading)
         return widened_removals(likely, others)
 
@@ -212,7 +227,7 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
-    """Return the unedited replay of ``run`` under each of READINGS. Cached for comparisons, the arm and its advice."""
+    """Return {reading: unedited replay of ``run``}, under each of READINGS that applies to it; cached with the run."""
 
     def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
@@ -227,7 +242,7 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
 
 
 def _keeps_order(recording: Recording, edits: Edits) -> bool:
-    """True if ``edits`` keep workers, prefetch, batch size and one rank, so the recorded order may be kept."""
+    """True if the recorded order of steps may be kept: one rank, and workers, prefetch and batch size as recorded."""
     return (
         (edits.ranks or 1) == 1
         and _either(edits.batch_size, recording.batch_size) == recording.batch_size
@@ -237,7 +252,10 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 
 def _in_order(recording: Recording) -> Simulated | None:
-    """Return the replay in the recorded order if workers fill their queue during other work in a short run, or None."""
+    """Return the replay in the recorded order, if workers fill their queue during other work (such as an evaluation).
+
+    None if they do not, or for a run of over PREDICTED_STEPS_MAX measured steps: predictions then draw steps.
+    """
     if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
@@ -246,9 +264,12 @@ def _in_order(recording: Recording) -> Simulated | None:
 def _edited(
     run: _Run, makes: tuple[Make, Make], offsets: Array, then: Stretch, tokens: float | None, *, kept: bool, few: bool
 ) -> _Edited:
-    """Return ``run`` with its edited replay. ``makes``: functions that build the pipeline, drawn and in recorded order.
+    """Return ``run`` with its edited replay.
 
-    ``kept``: True if the edits allow the recorded order. ``few``: True if an interval needs more blocks.
+    ``makes``: two functions that build the pipeline: of drawn steps, and in the recorded order. ``offsets``: start
+    positions of the replicates. ``then``: contention as recorded. ``tokens``: per step, of all ranks. ``kept``: True if
+    the edits allow the recorded order. ``few``: True if there are too few blocks for an interval, which then comes from
+    drawn steps.
     """
     drawn, ordered = makes
     before = run.in_order if kept else None
@@ -307,7 +328,7 @@ def _made_by(batches: RecordedBatches) -> MadeBy:
 
 
 def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:
-    """Return the wall and CPU time in ns of all stages, summed over the usable batches."""
+    """Return wall and CPU time in ns of all stages, summed over usable batches (see :class:`RecordedBatches`)."""
     wall = sum(float(values[batches.usable].sum()) for batches in made for values in batches.stage.values())
     return wall, sum(float(values[batches.usable].sum()) for batches in made for values in batches.cpu.values())
 
@@ -317,14 +338,20 @@ def _either(edited: int | None, recorded: int) -> int:
 
 
 def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch]:
-    """Return the unedited replay from drawn steps, and the contention that it implies."""
+    """Return the unedited replay of drawn steps, and the contention at its step time.
+
+    ``offsets`` (replicates, 1): start positions of the draws, from 0 to below 1.
+    """
     pipeline = build(recording, Edits())
     result = simulate(pipeline, offsets)
     return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
-    """Return the prediction from one replay per block; intervals cover the figure corrected by the replay's error."""
+    """Return the prediction from one replay per block.
+
+    Its intervals also include the figures scaled by measured / unedited replayed step time.
+    """
 
     def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:
         as_replayed = over(lambda edited: value(edited, edited.after.step_ms))

@@ -108,12 +108,12 @@ class ReplayValidation:
 
     @property
     def resampled_median(self) -> float:
-        """Median error of the resampled replay, signed."""
+        """Median over blocks of the error of the replay of drawn steps (``resampled``), signed."""
         return float(np.median(list(self.resampled.values())))
 
     @property
     def typical(self) -> float:
-        """Median over blocks of the absolute error, in the recorded order or resampled, whichever is larger."""
+        """Larger of two medians over blocks of the absolute error: in the recorded order, and of drawn steps."""
         return max(float(np.median(np.abs(list(errors.values())))) for errors in (self.errors, self.resampled))
 
     @property
@@ -145,7 +145,10 @@ class Prediction:
 
     @property
     def gain(self) -> Estimate:
-        """Speedup by the edits alone: unedited / edited replay; interval of ``speedup``, extended to this median."""
+        """Unedited / edited replayed step time: the speedup by the edits, without the error of the replay.
+
+        Its interval is that of ``speedup`` (measured / predicted step time), extended to include this median.
+        """
         change = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert change is not None
         low, high = self.speedup.ci_low, self.speedup.ci_high
@@ -157,12 +160,15 @@ class Prediction:
         )
 
     def over_blocks(self, one: Estimate) -> Estimate:
-        """Return the estimate ``one``, without an interval that is from replicates and lacks the scatter of blocks."""
+        """Return ``one``, without its interval if it is from replicates: these lack the scatter between blocks."""
         return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
 
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """Return ``likely`` with intervals that include ``others``, the same runs under the other :data:`READINGS`."""
+    """Return ``likely`` with intervals widened to include the medians and intervals of ``others``.
+
+    ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open).
+    """
     if not others:
         return likely
     tokens = [prediction.tokens_per_s for prediction in others]

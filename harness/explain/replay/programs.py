@@ -144,7 +144,7 @@ def _program(
     cursor = start
 
     def advance(until: int) -> None:
-        """Add an event of host time from the last event up to ``until``, joined with it if it has the same phase."""
+        """Add host time from ``cursor`` to ``until`` to the last event if it has this phase, else as a new event."""
         nonlocal cursor
         name, share = open_phases[-1]
         spent = max(0, until - cursor)
@@ -186,7 +186,10 @@ def _program(
 def _walk(
     phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> list[tuple[int, int, Phase | Launch | Sync, bool]]:
-    """Return (time, order at equal times, row, closes) of all starts and ends; ``closes``: the end of a phase."""
+    """Return (time, order at equal times, row, closes) of all starts, and of all ends of phases but fetches.
+
+    ``closes``: True for such an end. Of entries with equal times, the lowest order comes first.
+    """
     walk: list[tuple[int, int, Phase | Launch | Sync, bool]] = []
     for phase in phases:
         walk.append((phase.start_ns, 1, phase, False))

@@ -168,7 +168,11 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """Recording under each of :data:`READINGS` but "likely": device work, least and most hand-over costs."""
+        """Recording under each of :data:`READINGS` but "likely": assumptions about times that are not recorded.
+
+        They concern the device's work, and the least and the most that handing a batch over may cost. Readings that
+        would hardly differ are left out.
+        """
         readings: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -190,7 +194,10 @@ class Recording:
 
     @cached_property
     def fills_its_queue(self) -> bool:
-        """True if workers go on while the loop does other work than training for long, for example an evaluation."""
+        """True if workers made batches while the loop did other work than training, such as an evaluation.
+
+        That work was in a step, or in a pause of over SUSPENDED_NS_MIN.
+        """
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
         return self.workers > 0 and (self.held_up or any(paused > SUSPENDED_NS_MIN for paused in paused_ns))
 
@@ -219,7 +226,10 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """Return a run's recording, computed once, REPLAYED_STEPS_MAX steps at most. Raises ReplayError without one."""
+    """Return the input of a replay of ``run``, computed once, of at most its first REPLAYED_STEPS_MAX measured steps.
+
+    Raises ReplayError if the run cannot be replayed.
+    """
     result = run.once("recording", lambda: _record(run))
     if isinstance(result, ReplayError):
         raise result
@@ -354,7 +364,10 @@ def _rows(
 
 
 def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
-    """Return the mean samples per batch of measured steps; 1 if unknown. ``step_of``: step of each fetch."""
+    """Return the samples per batch in measured steps: the rounded mean, at least 1; 1 if unknown.
+
+    ``table``: the steps. ``step_of``: row of the step of each fetch.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -378,7 +391,10 @@ def _drawn_ns(spans: RunSpans, count: int) -> Array:
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """Return the pieces of device ``work`` under ``reading``, in order of launch; a blocked piece as two."""
+    """Return the pieces of device ``work`` in order of launch, as ``reading`` assumes.
+
+    A piece during whose launching the host only waited becomes two: until the launching ended, and the rest.
+    """
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -394,7 +410,10 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
-    """Return each :data:`Reading` that differs from "likely" by over OPEN_DEVICE_SHARE of the time outside fetches."""
+    """Return each :data:`Reading` that differs from "likely" in over OPEN_DEVICE_SHARE of the time outside of fetches.
+
+    ``wall_ns``, ``fetch_ns``: total time of the steps, and of their fetches.
+    """
     least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     candidates: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
@@ -423,7 +442,10 @@ def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int,
 
 
 def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None]]:
-    """Return name, start, end and CPU time (None if not measured) of each span."""
+    """Return (name, start ns, end ns, CPU ns or None if not measured) of each span in ``some``.
+
+    ``spans``: has the names.
+    """
     columns = (some.names.tolist(), some.starts.tolist(), some.ends.tolist(), some.cpu_ns.tolist())
     return [
         (spans.names[code], start, end, None if cpu_ns == NOT_MEASURED else round(cpu_ns))
@@ -465,7 +487,11 @@ def _resumes(
 
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
-    """Return ``Recording.held_up_ns`` by step, without extra time below :data:`HELD_WORK_SHARE` of a usual step."""
+    """Return the extra host time (ns) of steps with other work than training, by the number of the step after each.
+
+    Extra: beyond the mean of measured steps of the class. Left out unless over HELD_WORK_SHARE of that mean. ``held``:
+    True for steps with other work.
+    """
     extra_ns: dict[int, float] = {}
     for step_class in classes:
         counted, late = measured[step_class.steps], held[step_class.steps]

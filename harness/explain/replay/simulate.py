@@ -35,7 +35,7 @@ READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range
 
 @dataclass(frozen=True)
 class Simulated:
-    """Result of a simulation: means over the measured steps in ms, (replicates,)."""
+    """Result of a simulation, (replicates,): step time, waits and idle time in ms per measured step."""
 
     step_ms: Array
     waits: dict[str, Array]  # of the host for data by stage; only device idle time, if asynchronous
@@ -60,7 +60,10 @@ Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class _Built:
-    """A batch in flight in all replicates and ranks: costs, ``end`` of its last stage, and where it is unpacked."""
+    """A batch in flight in all replicates and ranks: costs and ``end`` of its last stage (ns).
+
+    ``unpacked``: True where an earlier fetch unpacked it; None: nowhere.
+    """
 
     __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
 
@@ -165,7 +168,10 @@ class _Loop:
         )
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
-        """Return by program an iterator over durations: each step takes those of the next of its class on the tape."""
+        """Return {program: iterator over the durations of each of its steps} for ``steps``.
+
+        A step takes the durations of its own position on the tape, or of the next position with a step of its class.
+        """
         durations = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
@@ -276,7 +282,10 @@ class _Loop:
             self.fetched.clear()
 
     def _account(self, all_of: _Fetched) -> None:
-        """Split waits (beside an asynchronous device its idle time) by the stages of the awaited batches."""
+        """Add the fetches' waits to ``waits``, split by the stage that the awaited batch was in.
+
+        Only the part in which the device was idle counts, if the device is asynchronous.
+        """
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, device_free), now)
@@ -325,8 +334,9 @@ class _Loop:
     def _resume(self, resume: Resume, *, first: bool) -> None:
         """Resume after a pause: the device is done, and the loader has got as far as ``resume`` records.
 
-        ``first``: True before the first step. There, and where a repetition begins, an exact replay takes over the
-        recorded batches in flight. In shorter pauses, the loader has worked on.
+        ``first``: True before the first step. There, and where a repetition begins, an exact replay gives the batches
+        in flight their recorded ends. At all other pauses, simulated time advances by the recorded progress of the
+        workers.
         """
         while len(self.on_the_way) < self.p.in_flight:
             self._request()
@@ -339,7 +349,7 @@ class _Loop:
         self.device_free = self.now
 
     def _free_workers(self) -> None:
-        """Set each worker free at the end of the last of its batches in flight."""
+        """Set the time at which each worker becomes free: end of its last batch in flight, plus its ``after`` cost."""
         for batch in self.on_the_way:
             self.worker_free[batch.worker] = batch.end + batch.costs[AFTER]
 
@@ -358,7 +368,10 @@ def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
 
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
-    """Return a simulation for each of ``makes``, repeated from contention ``then`` until that fits the step time."""
+    """Return a simulation for each of ``makes``, repeated until its contention factors agree with its step time.
+
+    ``then``: factors of the first simulation. ``account``: as in :func:`simulate`.
+    """
     stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))

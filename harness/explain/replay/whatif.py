@@ -99,7 +99,11 @@ def _share(full: Prediction, free: Prediction) -> float:
 def _crossing(
     key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
 ) -> Crossing:
-    """Return, by bisection, the value between two neighbours at which tokenization begins or ceases to matter."""
+    """Return, by bisection, the value between two neighbours from which tokenization matters, or no longer matters.
+
+    ``low``, ``high``: the neighbours, (number, text). ``before``: True if it matters at ``low``. ``matters``: takes the
+    text of a value, and returns True if tokenization matters there (costs over CROSSING_SHARE of the step).
+    """
     lower, upper = low[0], high[0]
     for _ in range(_HALVINGS):
         middle = math.sqrt(lower * upper) if key == "device" else (lower + upper) // 2
@@ -138,7 +142,7 @@ def _removes_data(edits: Edits) -> bool:
 
 
 def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
-    """Return all configurations that run ``config`` with ``edits``; empty if keys cannot express them."""
+    """Return the configurations equivalent to ``config`` with ``edits``; empty if no key can express the edits."""
     flat = flatten(config)
     if edits.cores is not None:
         return []

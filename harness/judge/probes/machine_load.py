@@ -183,7 +183,10 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return masks of steps of repetitions with energy readings up to their end, and of those readings (``t_ns``)."""
+    """Return (mask of steps, mask of energy readings) for repetitions that have a reading after their last step began.
+
+    ``t_ns``: times of the readings (CLOCK_MONOTONIC).
+    """
     repetitions, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
         (start[repetitions == number].min(), start[repetitions == number].max(), number)
@@ -250,7 +253,7 @@ HostFindingKind = Literal[
 
 @dataclass(frozen=True)
 class HostFinding:
-    """Event that slowed a run on its host, with its figure by kind."""
+    """Event that slowed a run on its host, with one figure; ``kind`` decides its unit."""
 
     kind: HostFindingKind
     value: float  # share of time or quota periods, rate per second, cores, bytes, or count
@@ -260,7 +263,10 @@ class HostFinding:
 
 @dataclass(frozen=True)
 class RoleLoad:
-    """Load by all processes of one role of an arm, per second of measured steps. None: the kernel reports none."""
+    """Load by all processes of one role (such as "loaders") in an arm's runs; rates per second of the measured steps.
+
+    None: the kernel does not report this figure.
+    """
 
     role: str
     processes: int

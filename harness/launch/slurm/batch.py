@@ -160,7 +160,10 @@ def submit(script: Path) -> str:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of ``jobs`` and their elements by id; unknown jobs are left out. Raises SlurmSilent."""
+    """Return the state of each job or array element of ``jobs`` by id (12, or 12_3 for element 3).
+
+    Jobs that Slurm does not know are left out. Raises SlurmSilent if squeue fails or does not answer.
+    """
     if not jobs:
         return {}
     # With --array, %i is 12_3 for an element; otherwise it is 12.
@@ -205,6 +208,6 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 
 
 def _message(text: str) -> str:
-    """Return the last error of a command as one line, with the line before; "without a message" if empty."""
+    """Return the last two lines of a command's errors as one line, the last first; "without a message" if none."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a message"

@@ -85,7 +85,12 @@ def print_script(plan: Plan, out: Path, force: bool = False) -> str:
 def submit_study(
     plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
 ) -> Outcome:
-    """Submit jobs of ``plan`` in a new study under ``out``. ``wait``: True to gather their runs. Raises InputError."""
+    """Submit jobs that run ``plan`` as a new study under ``out``. Return the study's outcome.
+
+    ``wait``: True to wait for the jobs and collect their results. ``command``, ``source``: command line and scenario
+    file, for the record. ``force``: True to ignore lack of memory. Raises InputError for a study that cannot run, or if
+    sbatch is missing or refuses the job.
+    """
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     check_slurm_here()
@@ -109,7 +114,11 @@ def submit_study(
 
 
 def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, wait: bool = True) -> Outcome:
-    """Submit the missing blocks that no job will run; ``wait`` for all. Raises InputError for an unknown queue."""
+    """Submit each block of the study with a missing run, unless a job in the queue will run it.
+
+    ``wait``: True to wait for all jobs and collect their results. Raises InputError if the study cannot be resumed, or
+    if the queue cannot be read.
+    """
     folder = StudyFolder(path)
     record = read_resumable(folder)
     configs = recorded_configs(folder.study_json, record)
@@ -232,7 +241,11 @@ class Jobs:
         return set(self._living(queue))
 
     def finish(self) -> Outcome:
-        """Wait for all jobs and gather their runs. After the time limit or Ctrl-C, jobs stay in the queue."""
+        """Wait for all jobs, then write the study's result from their runs. Return the outcome.
+
+        Ctrl-C, ``launch.slurm.wait_s``, or CONTROLLER_S without an answer of Slurm end the wait; jobs stay in the
+        queue.
+        """
         with terminable():
             try:
                 late = self._wait()
@@ -244,7 +257,7 @@ class Jobs:
         return self._gather()
 
     def leave(self, status: Literal["submitted", "interrupted", "failed"]) -> Outcome:
-        """Print how to wait for the jobs later, or end them: they continue without this process. Return the outcome."""
+        """Leave the jobs in the queue. Print the commands that wait for the jobs or cancel them. Return the outcome."""
         path = self._folder.path
         print(
             f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume "

@@ -41,7 +41,10 @@ class StudyTrackers:
     """A scenario's trackers, each in its own process. Call :meth:`send_runs`, then :meth:`end`."""
 
     def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
-        """Start the trackers ``asked``. ``name``: of the study's run. ``limit_s``: for all calls together."""
+        """Start the trackers ``asked``, with files in folder ``to``. ``name``: of the study's own run in the trackers.
+
+        ``limit_s``: seconds for all later calls together.
+        """
         self._name = name
         self._left_s = limit_s
         self._absent: list[str] = []
@@ -56,7 +59,10 @@ class StudyTrackers:
                 self._absent.append(f"{tracker}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
-        """Send ``runs`` within RUNS_SHARE of the limit. Return a line per tracker with a loss."""
+        """Send ``runs``, within the share RUNS_SHARE of the time limit.
+
+        Return a line for each tracker that did not start or lost messages.
+        """
         begun_s = monotonic()
         until_s = begun_s + RUNS_SHARE * self._left_s
         for message in study_messages(self._name, record, runs):
@@ -67,7 +73,7 @@ class StudyTrackers:
         return [*self._absent, *(line for line in losses if line is not None)]
 
     def end(self, status: str, files: Sequence[Path]) -> list[str]:
-        """Attach ``files`` and end all trackers. Return a line per tracker with a loss."""
+        """Attach ``files`` and end all trackers. Return a line for each tracker that did not start or lost messages."""
         until_s = monotonic() + self._left_s
         attached: list[Json] = [str(path) for path in files]
         for feed in self._feeds:
@@ -87,9 +93,10 @@ def asked_of(record: StudyRecord) -> list[str]:
 
 @contextmanager
 def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
-    """Send the study in ``path`` to its trackers: runs at the context's start, the report built within at its end.
+    """Send the study in ``path`` to its trackers: its runs when the context begins, its report files when it ends.
 
-    Losses become a note of the study. If more is lost after the report was built, ``rebuild`` is called.
+    The report is built within the context. Lost messages become a note of the study. If more are lost at the end,
+    ``rebuild`` builds the report again.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -114,9 +121,9 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, with ``files`` that exist.
+    """Send part ``part`` of the training in ``path``, and the existing ones of ``files``, to the trackers ``asked``.
 
-    Losses are printed as a warning and noted in the training. ``limit_s``: time limit in seconds.
+    ``limit_s``: seconds for all of it. Lost messages are printed as a warning and noted in the training's record.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -254,7 +261,7 @@ class TrackerFeed:
             thread.start()
 
     def send(self, message: JsonObject, until_s: float | None = None) -> None:
-        """Queue a message; without room until ``until_s`` (monotonic; None: now) it is lost."""
+        """Queue a message. It is lost if the queue has no room until ``until_s`` (monotonic seconds; None: now)."""
         number = self._given
         self._given += 1
         with suppress(queue.Full):
@@ -268,7 +275,10 @@ class TrackerFeed:
                 self._changed.wait(remaining_s)
 
     def lost(self, until_s: float) -> str | None:
-        """Return a line on unrecorded messages, waiting until ``until_s`` (monotonic seconds), or None."""
+        """Wait until all messages are answered, at most until ``until_s`` (monotonic seconds).
+
+        Return a line on the messages that were not recorded; None if all were.
+        """
         self.wait(until_s)
         with self._changed:
             if self._done == self._given:
@@ -277,7 +287,10 @@ class TrackerFeed:
             return f"{self.name}: {self._done} of {self._given} messages recorded: {reason}"
 
     def end(self, until_s: float) -> str | None:
-        """Close the tracker, by force at ``until_s``. Return a line on unrecorded messages, or None."""
+        """Close the tracker, by force at ``until_s`` (monotonic seconds).
+
+        Return a line on the messages that were not recorded; None if all were.
+        """
         self.send({"do": "close"}, until_s)
         with suppress(queue.Full):
             self._messages.put_nowait(None)

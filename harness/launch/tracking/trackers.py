@@ -226,7 +226,10 @@ class TensorBoardFiles:
 
 
 class TrackioLocal:
-    """Trackio: a project per scenario, a group per study. One run at a time, so the study's own opens twice."""
+    """Tracker that writes to Trackio: a project per scenario, a group per study.
+
+    Trackio has one open run at a time, so the study's own run is opened again to attach the report.
+    """
 
     def __init__(self, folder: Path) -> None:
         import trackio

@@ -41,7 +41,7 @@ NEAR_NS = 20_000
 
 
 class _MainRecorder(Recorder):
-    """Recorder of the main process. Each step takes ``repetition`` and ``warmup`` when it begins."""
+    """Base class of recorders in the training process. Set ``repetition`` and ``warmup`` before a step begins."""
 
     def __init__(self) -> None:
         self.repetition = 0
@@ -61,7 +61,7 @@ class _MainRecorder(Recorder):
 
 
 class StepRecorder(_MainRecorder):
-    """Recorder of the step ledger."""
+    """Recorder of the ledger (phases, stages and waits of each step) in the training process."""
 
     def __init__(self, run_queue: RunQueue | None = None) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class StepRecorder(_MainRecorder):
         return exchanges
 
     def add(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Add events in the form of ``probes.ledger.rows`` that the agent recorded in another process, in order."""
+        """Add events, in order of time, that an attached program recorded (form: see ``probes.ledger.rows``)."""
         self._events.extend(events)
 
     @property
@@ -157,7 +157,10 @@ class StepRecorder(_MainRecorder):
         self._events.append((UNPACKED, arrived_ns, unpacked_ns, waited))
 
     def take(self) -> BatchTrace:
-        """Return the trace of a batch just made, with its number. Its stages are added when rows are made."""
+        """Return the trace of a batch that this process has just made itself (no workers): its number, no stages.
+
+        Its stages are added when events are converted to rows.
+        """
         number = self._inline_batches
         self._inline_batches = number + 1
         self._events.append((TAKEN, number))
@@ -231,7 +234,10 @@ class BareRecorder(_MainRecorder):
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:
-    """Attach the run's probes in a loader worker; the loader's ``worker_init`` hook with its first arguments bound."""
+    """Attach the run's ledger and probes in this loader worker (a ``worker_init`` hook, called with ``worker_id``).
+
+    ``parent``: process id of the training process, with which this worker ends; None with a forkserver.
+    """
     die_with_parent(parent)
     if not probes.ledger:
         return

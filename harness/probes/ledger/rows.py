@@ -30,7 +30,10 @@ _STAGES = frozenset(STAGES)
 
 
 class PhaseSpan(NamedTuple):
-    """One phase (fetch, forward, ...) of the main thread, in ns. ``batch``: by receipt; -1 before the first."""
+    """One phase (fetch, forward, ...) of the main thread, in ns.
+
+    ``batch``: number, by order of receipt from 0, of the batch fetched in or last before this phase; -1 if none.
+    """
 
     name: str
     start_ns: int
@@ -48,7 +51,7 @@ class ArrivedBatch(NamedTuple):
 
 
 class Received(NamedTuple):
-    """One batch received on the main thread: the end of the wait (ns), its trace from the loader, and its counts."""
+    """One batch received on the main thread: end of the wait (ns), trace of its making, tokens and samples."""
 
     step_row: int  # index into Rows.steps of the same portion
     batch: int  # order of receipt, from 0
@@ -61,9 +64,10 @@ class Received(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One finished step of the ledger, times in ns. ``contended_ns``: delay of the most delayed thread, if known.
+    """One finished step of the ledger, times in ns. ``phases_ns``: time of each of ``study.contract.PHASES``.
 
-    ``phases_ns``: exclusive times in the order of ``study.store.PHASES``, which sum to exactly ``wall_ns``.
+    Time in a nested phase counts only there, so that the phases sum to exactly ``wall_ns``. ``contended_ns``: time that
+    the most delayed thread was ready to run but had no core; None if unknown.
     """
 
     step: int
@@ -77,7 +81,10 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Finished steps, phases in order of their end, batches in order of receipt (the first is ``first_batch``)."""
+    """Finished steps, phases in order of their end, and batches in order of receipt.
+
+    ``first_batch``: number of the first batch in ``received``.
+    """
 
     steps: list[StepRow] = field(default_factory=list)
     phases: list[PhaseSpan] = field(default_factory=list)
@@ -197,9 +204,9 @@ class RowMaker:
 
 
 class BatchMoments(NamedTuple):
-    """Times of one batch in ns (CLOCK_MONOTONIC). ``awaited``: True if its message arrived within its fetch.
+    """Times of one batch in ns (CLOCK_MONOTONIC). ``began``, ``ready``: start and end of its making; None: unknown.
 
-    ``began``, ``ready``: start and end of its making, if recorded. ``taken``, ``received``: start and end of its fetch.
+    ``taken``, ``received``: start and end of its fetch. ``awaited``: True if the worker sent it after the fetch began.
     """
 
     began: int | None
@@ -210,7 +217,10 @@ class BatchMoments(NamedTuple):
 
 
 class RecentBatches(NamedTuple):
-    """The last batches in order of receipt, and the pauses (end of a step, start of the next) in ns, latest first."""
+    """The last batches in order of receipt, and the pauses of the loop among them, latest pause first.
+
+    A pause is (end of a step, start of the next) in ns.
+    """
 
     batches: Sequence[BatchMoments]
     pauses: Sequence[tuple[int, int]]

@@ -160,7 +160,10 @@ class _CardReader:
             self._attempt(reader, partial(reader.begin, pids))
 
     def read(self, *, last: bool) -> bool:
-        """Sample each metric that is due; False if none could be read. ``last``: True to skip slow metrics."""
+        """Sample each metric that is due. Return False if none could be read.
+
+        ``last``: True for the reading at the end of a repetition, which skips metrics of rate "slow, inside".
+        """
         now = monotonic_ns()
         slow = now >= self._slow_due_ns
         if slow:

@@ -53,9 +53,9 @@ def reason_of(nvml: Any, error: Any) -> str:
 
 
 class Reader:
-    """Base class for a reader of one card's metrics, named ``text`` in messages.
+    """Base class for a reader of one card's metrics. ``text``: their name in messages.
 
-    ``rate``: "fast" at every deadline, "slow" about once a second; "slow, inside" never after a repetition.
+    ``rate``: "fast": each reading; "slow": about once a second; "slow, inside": as slow, but not at a repetition's end.
     """
 
     rate: Literal["fast", "slow", "slow, inside"] = "fast"
@@ -295,7 +295,10 @@ class Processes(Reader):
 
 
 def is_sibling(pid: int, own: set[int]) -> bool:
-    """Return True if ``pid`` is a suspended run of another arm of the study, which keeps memory on the card."""
+    """True if process ``pid`` is a suspended run of another arm of the same study, which keeps memory on the card.
+
+    ``own``: process ids of this run and of the sampling process.
+    """
     study = _study(pid)
     return study is not None and study in {_study(own_pid) for own_pid in own} - own
 
@@ -307,7 +310,7 @@ def _study(pid: int) -> int | None:
 
 
 def _is_fork_server(pid: int) -> bool:
-    """Return True if ``pid`` runs a module of ``harness.launch``, its name in every state of the code."""
+    """True if ``pid`` runs a module of ``harness.launch``. Fork servers do, in every revision of the harness."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

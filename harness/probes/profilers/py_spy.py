@@ -82,7 +82,9 @@ class PySpy(Probe):
         allow_tracing()
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take steps under py-spy for twice the declared seconds; write trace, speedscope and flame graph."""
+        """Take steps under py-spy twice, each time for the declared seconds: first for the trace and the speedscope
+        file, then for the flame graph.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._failures_reported(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
             self._trace(next_step, Path(scratch) / "trace.json")
@@ -199,7 +201,12 @@ def _ended(recording: SpyRecording) -> Iterator[None]:
 
 
 def _spin_marks(first: int, rate_hz: int) -> Iterator[tuple[int, int]]:
-    """Spin in functions named ``first``, ... as clock marks; yield (start, end) in ns. ``rate_hz`` sets the length."""
+    """Run :data:`MARKS` busy loops, by which py-spy's samples are placed in time. Yield (start, end) of each in ns
+    (CLOCK_MONOTONIC).
+
+    Each loop is a function named ``MARK`` and a number, counted from ``first``, and lasts :data:`MARK_PERIODS` periods
+    of ``rate_hz``, the rate of py-spy's samples.
+    """
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + int(GAP_PERIODS / rate_hz * 1e9))
         name = f"{MARK}{number}"

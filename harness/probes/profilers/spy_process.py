@@ -56,9 +56,10 @@ class SpyFailed(Exception):  # noqa: N818 - an outcome, reported once
 
 
 class SpyRecording:
-    """One run of ``py-spy record`` on this process and its children, which samples once constructed.
+    """One run of ``py-spy record``, which samples this process and its children from construction until :meth:`end`.
 
-    ``output``: file that it writes at the end. Raises SpyFailed if py-spy does not start.
+    ``options``: further arguments of py-spy, such as the format of its file. ``output``: the file that py-spy writes
+    when it ends. ``metronome``: True to start a :class:`Metronome` too. Raises SpyFailed if py-spy does not start.
     """
 
     def __init__(self, options: Sequence[str], output: Path, *, metronome: bool = False) -> None:
@@ -98,7 +99,9 @@ class SpyRecording:
             raise SpyFailed(_explain(reason))
 
     def end(self) -> None:
-        """Make py-spy write its file and end; read its counts. Raises SpyFailed if that fails."""
+        """Make py-spy write its file and end, and set the numbers of its ``samples`` and ``errors``. Raises SpyFailed
+        if py-spy fails or hangs, or could not sample this process.
+        """
         try:
             self._process.send_signal(signal.SIGINT)
             try:

@@ -173,7 +173,9 @@ class TorchProfiler(Probe):
         return self._problems
 
     def facts(self) -> dict[str, Json]:
-        """Return the entry "torch_profiler" of probes.json. Call it once the workers have ended: it removes OVER."""
+        """Return the entry "torch_profiler" of probes.json. Call it once the workers have ended: it deletes the file
+        :data:`OVER`, which ends their profiles.
+        """
         (self._folder / OVER).unlink(missing_ok=True)
         record = TorchProfilerRecord(
             windows=tuple(self._windows),

@@ -123,7 +123,11 @@ class ProcessCounters:
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Return ({metric: count}, resident bytes). Threads count since this object was made, the rest since start."""
+        """Return ({metric: count since the process started}, resident bytes).
+
+        Run-queue delay and context switches are sums over threads, and lower bounds: they lack what a thread did
+        between its last reading and its end.
+        """
         fields = self._stat_fields()  # counted after "comm)": majflt is 12 and rss is 24 in proc(5)
         counters = {"cpu_s": self.cpu_s(), "major_faults": float(fields[9])}
         if self._io is not None:
@@ -159,7 +163,9 @@ class ProcessCounters:
         return os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
 
     def _read_threads(self) -> bool:
-        """Add the threads' delay and switches since the last call. Return False if the kernel does not count them."""
+        """Add each thread's delay and switches since its last reading (at the first: since its start). Return False if
+        the kernel does not count them.
+        """
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
         self._too_many |= len(tids) > MAX_SAMPLED_THREADS

@@ -12,7 +12,9 @@ from trainer.json_types import Json
 
 @dataclass(frozen=True)
 class SamplerSettings(ProbeSettings):
-    """Settings of the sampling process. ``timeout_s``: limit for NVML, less than ``sampler.ANSWER_S``."""
+    """Settings of the sampling process. ``timeout_s``: limit in seconds for opening NVML (NVIDIA's counters), and for
+    each reading of it; below ``sampler.ANSWER_S``. None: the limits of ``harness.probes.nvml.collector``.
+    """
 
     host: bool = True
     nvml: bool | Literal["auto"] = "auto"  # "auto": True if there is a driver
@@ -20,7 +22,9 @@ class SamplerSettings(ProbeSettings):
     timeout_s: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """Return JSON, without a ``timeout_s`` of None: another state of the code may not know it."""
+        """Return the fields as JSON. ``timeout_s`` is left out if it is None, because older versions of the code do not
+        know it.
+        """
         content = super().to_json()
         if self.timeout_s is None:
             del content["timeout_s"]
@@ -46,9 +50,10 @@ class SampleSeries:
         columns[1].append(value)
 
     def take(self) -> tuple[list[SeriesHeader], bytes]:
-        """Return (header, payload) since the last call, and drop them here.
+        """Return (header, payload) of the samples since the last call, and drop them here.
 
-        Header: (source, metric, unit, count) per series. Payload: per series times, then values, 8 bytes each.
+        Header: (source, metric, unit, count) per series. Payload: for each series its times (int64), then its values
+        (float64), in the machine's byte order.
         """
         packed, self._packed = self._packed, {}
         # A value is added after its time: a thread between the two has not added its sample yet.
@@ -99,21 +104,23 @@ class Unpacked:
 
 
 class StartSampling(TypedDict):
-    """Run to sampling process: sample these processes from now on."""
+    """Message from the run to the sampling process: sample the processes ``pids`` from now on."""
 
     do: Literal["start"]
     pids: dict[int, str]  # roles by process id; JSON turns the ids into strings
 
 
 class StopSampling(TypedDict):
-    """Run to sampling process: take one last reading. ``t_ns``: end of the repetition (CLOCK_MONOTONIC)."""
+    """Message from the run to the sampling process: take one last reading. ``t_ns``: end of the repetition
+    (CLOCK_MONOTONIC).
+    """
 
     do: Literal["stop"]
     t_ns: int
 
 
 class CloseSampling(TypedDict):
-    """Run to sampling process: send the last samples, and end."""
+    """Message from the run to the sampling process: send the last samples, and end."""
 
     do: Literal["close"]
 
@@ -122,7 +129,9 @@ SamplingOrder: TypeAlias = StartSampling | StopSampling | CloseSampling
 
 
 class SamplingAnswer(TypedDict):
-    """Sampling process to run, with counts so far; ``bytes`` bytes of samples follow the line."""
+    """Message from the sampling process to the run: one JSON line, then ``bytes`` bytes of samples. ``missed``,
+    ``taken``: numbers of readings so far.
+    """
 
     event: Literal["ready", "stopped", "closed"]
     problems: list[str]

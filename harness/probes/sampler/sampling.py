@@ -32,7 +32,9 @@ class Collector(Protocol):
         """Start a repetition: read the first values of counters. ``pids``: roles by process id."""
 
     def read(self, *, last: bool) -> bool:
-        """Read at a deadline. Return False for a missed reading. ``last``: True for a repetition's last one."""
+        """Read the source at a deadline. ``last``: True for a repetition's last reading. Return False if the source
+        gave no value, so that the reading counts as missed.
+        """
 
     def end(self) -> None:
         """Add a problem for each metric that never had a sample. No reading follows."""
@@ -51,7 +53,9 @@ class Deadlines:
         return self._start_ns + (self._served + 1) * self._period_ns
 
     def reach(self, now_ns: int) -> int:
-        """Mark all deadlines up to ``now_ns`` as served by one reading. Return how many of them were missed."""
+        """Serve all deadlines up to ``now_ns`` by one reading. Return how many are missed: the deadlines since the last
+        call, except the latest.
+        """
         passed = (now_ns - self._start_ns) // self._period_ns
         unserved = max(passed - self._served - 1, 0)
         self._served = max(passed, self._served)
@@ -135,7 +139,9 @@ class Sampling:
             self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
-        """Return True if the collector's ``action`` worked. After an error, drop it and add a problem."""
+        """Call ``action`` of ``collector``. Return True if the action returned True. If it raises an exception, drop
+        the collector, add a problem and return False.
+        """
         try:
             return bool(action())
         except Exception as error:  # any error of a file or library

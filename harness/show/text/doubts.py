@@ -166,7 +166,9 @@ def doubt_text(one: Doubt) -> str:
 
 
 def too_noisy_text(cause: Doubt | None) -> str:
-    """Return a clause that the run was too noisy to see a 2x change, with the cores that others used if ``cause``."""
+    """Return a clause that the run was too noisy to see even a 2x change of speed. If ``cause`` records that other
+    processes used more than :data:`OTHER_CORES_MAX` cores, it names how many.
+    """
     users = ""
     if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
         users = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
@@ -174,14 +176,18 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 
 def unseen_text(share: float | None) -> str:
-    """Return a clause on the largest undetectable change, a fraction. None stands for :data:`COARSE_RESOLUTION`."""
+    """Return a clause on the largest change that could not be detected. ``share``: that change as a fraction; None:
+    :data:`COARSE_RESOLUTION`.
+    """
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"
 
 
 def more_blocks_text(cause: Doubt | None) -> str:
-    """Return the advice for too few blocks: finish the study if ``cause`` says so, else repeat with more."""
+    """Return the advice for too few blocks: finish the study if that is the remedy of ``cause``, else repeat with
+    :data:`ASK_FOR` blocks.
+    """
     if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
         return REMEDIES["finish the study"]
     return f"repeat with --repeats {ASK_FOR}"

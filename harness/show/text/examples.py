@@ -48,7 +48,9 @@ _WAITS = Waits(STEP_MS, 4.0, {"tokenize": 4.0}, {}, 0.1, {"tokenize": 4.0})
 
 @dataclass(frozen=True)
 class KindsSection:
-    """Section of the documentation with an example sentence per kind of record, made by ``render``."""
+    """Section ``title`` of the documentation: for each of ``kinds`` (such as all kinds of doubts) an example text,
+    which ``render`` returns.
+    """
 
     title: str
     kinds: Sequence[str]

@@ -39,7 +39,9 @@ WORKERS_LIMIT = (
 
 
 def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
-    """Yield (subject, finding, support) per kind of slow-step cause that is worth a line beside ``step_ms``."""
+    """Yield (subject, finding, support) for each kind of cause of slow steps that costs enough of a step of ``step_ms``
+    (limits: harness/show/policy.py). ``support``: sentences on what to do.
+    """
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
         causes = [cause for cause in arm.causes if cause.kind == kind and _is_worth_a_line(cause, arm, step_ms)]
@@ -61,7 +63,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
 
 
 def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
-    """Return True if steps wait notably for loader workers, which work on while the program does other work."""
+    """Return True if steps wait for the arm's loader workers for at least :data:`SPENT_SHARE_MIN` of ``step_ms``."""
     waited_ms = sum(arm.totals.exposed_ms.values()) or arm.totals.phase_ms.get("fetch", 0.0)
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
@@ -580,7 +582,9 @@ def _saving(one: Diagnosis) -> str:
 
 
 def _times(one: Diagnosis) -> str:
-    """Return the saving as a ratio. "Up to" and "at least" mark a bound, "about" no interval."""
+    """Return the saving as a ratio: ``1.82x``, or "" if unknown. "Up to", "at least" and "over" mark a bound, "about" a
+    ratio without an interval.
+    """
     saving = one.saving
     if saving is None:
         return ""

@@ -76,7 +76,9 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
 
 
 def _counts_more(m: Measured) -> bool:
-    """Return True if both arms' steps contain different, or unknown, numbers of the tokens that the ratio counts."""
+    """Return True if both arms have different numbers per step of the tokens that ``m.ratio`` counts, or if that is
+    unknown.
+    """
     return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
 
 
@@ -177,7 +179,9 @@ def more_blocks(m: Measured) -> str | None:
 
 
 def _repeat(m: Measured, ask: str) -> str:
-    """Return ``ask`` (the advice to repeat) as a clause, with a note if data work costs too little to gain by it."""
+    """Return ``ask`` (the advice to repeat) as a clause. If no change of the data loading could gain
+    :data:`SMALL_CEILING`, it advises that only for other changes.
+    """
     if m.ceiling is None or max(m.ceilings or (m.ceiling.median,)) - 1 >= SMALL_CEILING:
         return f"; {ask}"
     upper = ratio(max(*(m.ceilings or ()), m.ceiling.median, 1.0))

@@ -43,7 +43,9 @@ Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Maximum numbers of events in a timeline file that Perfetto opens in a few seconds. 0: do not use that format."""
+    """Maximum number of events in a timeline file of each format, so that Perfetto opens the file in a few seconds. 0:
+    that format is not used.
+    """
 
     chrome_events: int = 1_000_000
     protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
@@ -51,7 +53,7 @@ class SizeLimits:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A finished timeline file."""
+    """Result of :func:`timeline`: the bytes of a timeline file, and what was left out of it."""
 
     content: bytes  # gzipped
     name: str  # file name, by the format
@@ -110,7 +112,10 @@ def _fitted(
     steps: int | None,
     limits: SizeLimits,
 ) -> Timeline:
-    """Build a timeline within ``limits``: show fewer steps until the ledger fits, then leave out short details."""
+    """Build a timeline within ``limits``: show fewer of the last steps until the ledger (steps, phases, waits) fits,
+    then leave out the shortest operators and samples. ``steps``: most steps of a run, or of a window of its profiler;
+    None: all.
+    """
     longest = max((run.step_count for run in runs), default=0)
     wanted = longest if steps is None else min(steps, longest)
     shown = steps

@@ -43,7 +43,7 @@ class Slice(NamedTuple):
 
 @dataclass
 class Thread:
-    """One row of slices in the viewer: a thread, a stream of a device, or a probe's view of one of these."""
+    """One row of slices in the viewer: a thread, a stream of a device, or what a probe recorded of either."""
 
     name: str
     slices: list[Slice] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Nested(NamedTuple):
 
 
 class CounterPoint(NamedTuple):
-    """One end of an arrow: a moment (ns) on a thread."""
+    """One end of an arrow (not a point of a :class:`Counter`): a moment (ns) on a thread."""
 
     pid: int
     tid: int
@@ -211,7 +211,10 @@ def _shown(one: Slice) -> Slice:
 
 
 def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
-    """Return a moment at which ``one`` is the last started slice of its thread, where arrows bind; None without one."""
+    """Return the moment (ns) for an arrow's end at the slice ``one``: its start or end (``edge``); if slices lie
+    inside, its start, because Perfetto binds arrows to the slice that started last. None if one of these starts with
+    it.
+    """
     since, until = one.slice.start_ns, one.slice.end_ns
     if one.first_child_ns is None:
         return CounterPoint(row.pid, row.tid, since if edge == "start" else until - 1)  # the end itself is outside
@@ -238,7 +241,7 @@ def nested(slices: Iterable[Slice]) -> list[Nested]:
 
 
 class ShownStep(TypedDict):
-    """Columns of the steps table that the timeline reads."""
+    """One row of the steps table, with the columns that the timeline reads."""
 
     step: int
     turn: int
@@ -252,7 +255,7 @@ class ShownStep(TypedDict):
 
 
 class ShownSpan(TypedDict):
-    """Columns of the spans table that the timeline reads."""
+    """One row of the spans table, with the columns that the timeline reads."""
 
     tid: int
     role: str
@@ -281,7 +284,7 @@ class Window:
 
     @property
     def extent(self) -> Range:
-        """First and last moment of the window (ns). Counters are also shown between its ranges."""
+        """Start of the first and end of the last of ``ranges`` (ns). Counters are shown between the ranges, too."""
         return self.ranges[0][0], self.ranges[-1][1]
 
     @property
@@ -366,7 +369,9 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
-    """Return spans with a role that overlap ``ranges``, and workers' spans of the batches received in them."""
+    """Return the spans that overlap ``ranges`` (ns), and loader workers' spans of the batches that were fetched in
+    ``ranges``. Spans without a role are left out.
+    """
     if not run.has_spans or not ranges:
         return []
     import pyarrow.compute as pc

@@ -124,7 +124,9 @@ def add_operators(
 
 
 def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
-    """Return (role, counter of the bytes that torch has allocated) per process and device, within ``ranges``."""
+    """Return (role of the process, counter of the bytes that torch has allocated on a device) for each process and
+    device. Only points within ``ranges`` ([since, until) in ns) are kept.
+    """
     counters = []
     for timeline in memory_timelines(profiles):
         series = {
@@ -210,7 +212,9 @@ def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
 
 
 def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: Mapping[int, str]) -> None:
-    """Add the rows of :func:`sample_slices` to ``processes`` by role. ``roles``: by process id, for role "other"."""
+    """Add the rows of :func:`sample_slices` to ``processes`` by role. Rows of role "other" (not a main thread) go to
+    the process with the role ``roles[process id]``, or to a new one if the id has no role.
+    """
     for pid, tid, role, name, start, duration in zip(
         *(table[name].to_pylist() for name in _SAMPLE_COLUMNS), strict=True
     ):

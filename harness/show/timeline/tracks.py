@@ -214,7 +214,9 @@ OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the previous read
 
 
 class CountedSpan(NamedTuple):
-    """Times (ns) of one repetition of a run. Steps before ``measured_ns`` are warm-up."""
+    """Start, first measured step and end (ns) of one repetition (a run's steps between two suspensions). Steps before
+    ``measured_ns`` are warm-up.
+    """
 
     since_ns: int
     measured_ns: int
@@ -305,7 +307,9 @@ def _repetition_of(t_ns: int, repetitions: Sequence[CountedSpan]) -> CountedSpan
 
 
 def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Move each mean to the start of the time that it covers: the previous reading, or the first measured step."""
+    """Move each mean (t_ns, value) to the start of the time that it covers: the later of the previous reading and the
+    first measured step of its repetition.
+    """
     points = []
     previous: int | None = None
     for t_ns, value in series:
@@ -319,7 +323,9 @@ def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpa
 
 
 def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Return readings as points within their repetition; a single one at its beginning, where it is visible."""
+    """Return ``series`` of (t_ns, value) with each reading inside its repetition: later ones move to the repetition's
+    end, and its only reading moves to its start, where it is visible.
+    """
     points: dict[int, float] = {}
     read = Counts(_repetition_of(t_ns, repetitions) for t_ns, _ in series)
     for t_ns, value in series:
@@ -332,14 +338,16 @@ def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSp
 
 
 def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int, float]]:
-    """Return the points within ``extent``. The value that holds at its beginning becomes its first point."""
+    """Return the points within ``extent`` (ns). The last value before its start becomes its first point."""
     since, until = extent
     initial = [(since, value) for t_ns, value in points if t_ns <= since]
     return initial[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
-    """Return a counter of the batches that workers finished and the main thread lacks; None without workers."""
+    """Return a counter of the batches that loader workers finished and the main thread has not fetched yet, within
+    ``extent`` (ns); None if no batch of a worker was fetched then.
+    """
     import pyarrow.compute as pc
 
     since, until = extent

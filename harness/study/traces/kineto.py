@@ -66,8 +66,9 @@ def open_trace(source: Path | bytes) -> IO[bytes]:
 def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
     """Return the duration and memory events of a trace as a table, and everything else in it as JSON.
 
-    Columns: cat, name, pid, tid, ts_ns, dur_ns (0: none), ARGUMENTS, shapes. Raises ValueError if the text is no whole
-    JSON object, KeyError if it has no ``traceEvents``.
+    Columns: cat, name, pid, tid, ts_ns and dur_ns (ns on the trace's own clock; dur_ns 0 without a duration), the keys
+    of :data:`ARGUMENTS`, shapes (JSON as text). Raises ValueError if the text is no whole JSON object, KeyError if it
+    has no ``traceEvents``.
     """
     import pyarrow as pa
 
@@ -114,7 +115,9 @@ def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
 
 
 def _block_tables(block: bytes) -> list[pa.Table]:
-    """Parse the events in ``block`` into tables; blocks that Arrow refuses are halved until they are small."""
+    """Parse the events in ``block`` into tables. A block that Arrow refuses is halved; a small part that it refuses is
+    parsed by Python's json.
+    """
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -166,7 +169,9 @@ def _microseconds(value: int | Decimal) -> Decimal:
 
 
 def _chosen(table: pa.Table) -> pa.Table:
-    """Return only the rows and columns that are needed, so that memory stays small before the next block is parsed."""
+    """Return the duration and memory events in ``table``, with the columns of :func:`parse`. All else is dropped to
+    save memory.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -305,7 +310,9 @@ def files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def header(path: Path) -> JsonObject:
-    """Return the harness's facts from a trace's header; {} without any. Raises InputError if it is unreadable."""
+    """Return what the harness itself wrote into a trace's header: the clock offsets, and the reason for an early end;
+    {} if nothing. Raises InputError if the trace is unreadable.
+    """
     content = read_header(path).get(HEADER)
     return content if isinstance(content, dict) else {}
 

@@ -48,10 +48,11 @@ _NUMBER = re.compile(rf"{MARK}(\d+)\b")
 
 
 class FittedClock(NamedTuple):
-    """Offset of py-spy's clock, fitted by :func:`align`: CLOCK_MONOTONIC = the other clock + ``offset_ns``.
+    """Offset of py-spy's clock, fitted by :func:`align`: CLOCK_MONOTONIC = py-spy's time + ``offset_ns``.
 
-    ``agreeing`` of ``edges`` fit every offset within ``error_ns``. Late samples saw the others: 9 in 10 within
-    ``late_ns``.
+    Each sampled start or end of a clock mark (an edge) bounds the offset from both sides. ``agreeing`` of ``edges``
+    edges allow every offset within ``error_ns`` of it. 9 in 10 of all edges allow one within ``late_ns``: some samples
+    are late.
     """
 
     offset_ns: int
@@ -62,12 +63,16 @@ class FittedClock(NamedTuple):
 
     @property
     def doubt_ns(self) -> int:
-        """Distance (ns) from the offset within which 9 edges in 10 lie. Single samples can be later than that."""
+        """Distance (ns) from the offset within which 9 in 10 edges of clock marks allow an offset. Times of single
+        samples may be wrong by more.
+        """
         return max(self.error_ns, self.late_ns)
 
 
 def mark_number(frame: str) -> int | None:
-    """Return the number of the clock mark that ``frame`` is; None for any other function."""
+    """Return the number of the clock mark (function whose start and end times are known) that ``frame`` shows, else
+    None.
+    """
     match = _NUMBER.match(frame)
     return int(match[1]) if match else None
 
@@ -88,7 +93,9 @@ def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, 
 
 
 def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """Return (low, high) shared by most closed ``intervals``, and their number; of equal ranges the lowest."""
+    """Return (low, high, count): the range that the most closed ``intervals`` contain, and how many contain it. If
+    several ranges are in equally many intervals, the lowest range.
+    """
     edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
     depth = most = 0
     best = (0, 0)
@@ -146,7 +153,9 @@ class StackEvent(TypedDict):
 
 
 class MemoryChange(NamedTuple):
-    """A thread's stack from one sample on, outermost frame first; None at the end of the trace."""
+    """Change of a thread's call stack (not of memory). ``stack``: from this sample on, outermost frame first; None at
+    the end of the trace.
+    """
 
     time_us: int  # since py-spy started
     pid: int
@@ -174,7 +183,9 @@ def read_events(source: Path | bytes) -> list[StackEvent]:
 
 
 def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
-    """Return all threads' stack changes by time, and {(pid, pthread id): (system id, name)}. Raises InputError."""
+    """Return the changes of all threads' stacks in order of time, and {(pid, pthread id): (system id, name)}.
+    ``roots``: folders that :func:`shorten` cuts off paths. Raises InputError if begin and end events do not match.
+    """
     threads: Threads = {}
     open_frames: dict[int, list[tuple[str, str | None]]] = {}
     changes: list[MemoryChange] = []
@@ -221,7 +232,9 @@ def _text(name: str, filename: str, line: int | None, roots: Sequence[str]) -> s
 
 
 def shorten(filename: str, roots: Sequence[str] = ()) -> str:
-    """Return the part of a path below one of ``roots`` (longest first) or a library; a shared library's name."""
+    """Return the part of a path below the first matching folder of ``roots``, else below the folder of Python's library
+    or packages. For any other shared library (.so) only its name; for any other path the whole path.
+    """
     for root in roots:
         if filename.startswith(root.rstrip("/") + "/"):
             return filename[len(root.rstrip("/")) + 1 :]
@@ -313,9 +326,10 @@ def clock_of(samples: pa.Table) -> FittedClock:
 
 
 def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
-    """Return one row per thread and sample, with the time (us) of the thread's next one, by thread and time.
+    """Return (stack, time in us until which it holds) for each thread and sample, grouped by thread, in order of time.
+    ``metronome``: process ids, as in :func:`_begins`.
 
-    Threads that did not change keep their stacks. Under --gil (``held``), they get no row.
+    A thread that did not change in a sample has the same stack again; with ``held`` (py-spy's --gil) it has no row.
     """
     end_us = changes[-1].time_us if changes else 0
     shown = [change for change in changes if change.stack is not None]  # The other changes mark the end of the trace.
@@ -340,10 +354,10 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
 
 
 def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
-    """Return for each stack change True if it is the first one of its sample.
-
-    Between two changes of the metronome, the next sample begins after the longest gap; without it, where a thread
-    appears again, or after a gap.
+    """Return for each stack change True if it is the first one of its sample. ``metronome``: ids of processes whose
+    threads change in every sample. If one of these threads changes again, the sample began after the longest gap since
+    the metronome's last change. If ``metronome`` is empty: where a thread appears again, or after a gap over
+    :data:`_APART_US`.
     """
     begins = [not place for place in range(len(changes))]
     waits = [0, *(after.time_us - before.time_us for before, after in pairwise(changes))]

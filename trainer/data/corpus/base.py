@@ -40,7 +40,10 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus (picklable): its files, how to read them, and the counts of a check, of the first ``documents`` rows."""
+    """A corpus (picklable): its files, how to read them, and counts from the check that read its documents once.
+
+    Only the first ``documents`` rows of the files belong to it.
+    """
 
     name: str
     files: tuple[str, ...]  # absolute paths, or URLs

@@ -31,9 +31,10 @@ _KINDS: dict[Content, str] = {
 
 
 def find_pretokenized(path: str) -> list[Pretokenized]:
-    """Return the pretokenized folders at ``path``, those with whole documents first. Empty without one, and for a URL.
+    """Return the folders of `harness data pretokenize` at ``path``: itself, or its subfolders, one per format.
 
-    Raises InputError if they were made from different corpora or with different tokenizers.
+    Folders of whole documents come before padded rows. Empty if there is none, and for a URL. Raises InputError if they
+    were made from different corpora or with different tokenizers.
     """
     if places.is_remote(path):
         return []
@@ -70,7 +71,10 @@ def _read(folder: Path) -> Pretokenized | None:
 
 
 def content_of(name: str, format: Format, column: str) -> Content:
-    """Return the column's content. Raises InputError for a missing column or another type."""
+    """Return the kind of content of ``column``: text, tokens (lists of ids) or chat (lists of messages).
+
+    Raises InputError if the column is missing or has no type of these.
+    """
     if format == "text":
         return "text"
     if format == "jsonl":
@@ -137,7 +141,10 @@ def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
 
 
 def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[list[Any]]:
-    """Yield an Arrow array per column and record batch. Raises InputError for another content or a damaged file."""
+    """Yield, for each record batch, a list with one Arrow array per column, in the order of ``columns``.
+
+    Raises InputError if a column has another kind of content than ``columns`` says, or if the file is damaged.
+    """
     import pyarrow as pa
 
     for column, content in columns.items():

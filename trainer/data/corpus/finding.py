@@ -123,7 +123,10 @@ def matching(pattern: str, key: str) -> Matched:
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
-    """Yield a glob's matches in ``folder``, also with links in loops; ``above``: real folders on the path."""
+    """Yield the paths in ``folder`` that match the glob ``parts``. Links are followed, but not back into ``above``.
+
+    ``above``: real paths of the folders on the way to ``folder``. So a loop of links ends. ``key``: names errors.
+    """
     first, rest = parts[0], parts[1:]
     if first != "**" and not set(_WILD) & set(first):
         name = os.path.join(folder, first)  # noqa: PTH118
@@ -224,7 +227,10 @@ def _empty(folder: str, tally: Tally) -> InputError:
 
 
 def _below(root: Path, tally: Tally) -> Iterator[str]:
-    """Yield all files below ``root`` that are not hidden, and count the others. A folder with two names counts once."""
+    """Yield all regular files below ``root`` that are not hidden, and count the entries that are not read in ``tally``.
+
+    A folder that links reach again is read once, and counted.
+    """
     visited: set[str] = set()
     folders, linked = [str(root)], list[str]()
     while folders or linked:  # Linked folders come last, so that a file's own name precedes its other names.
@@ -249,7 +255,10 @@ def _below(root: Path, tally: Tally) -> Iterator[str]:
 
 
 def _without_outputs(names: Collection[str], tally: Tally) -> list[str]:
-    """Return the names outside this package's output folders below the searched folder; ``tally`` counts these."""
+    """Return the names that lie in no output folder of this package. ``tally`` counts the output folders.
+
+    The searched folder itself never counts as an output folder.
+    """
     inside: dict[str, set[str]] = {}
     for name in names:
         path = PurePosixPath(name)

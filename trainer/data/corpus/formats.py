@@ -32,7 +32,10 @@ _STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json" 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Files of a corpus, in order, and their common format; ``rows``: those of the whole split, if known."""
+    """Files of a corpus, in order, and their common format.
+
+    ``rows``: number of rows in the whole split, by dataset_info.json of save_to_disk; None if unknown.
+    """
 
     files: tuple[str, ...]
     format: Format

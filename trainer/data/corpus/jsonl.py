@@ -19,7 +19,11 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
-    """Return the column's content, by the first row with a value. Raises InputError for another or a missing one."""
+    """Return the kind of content of ``column``: text, tokens (lists of ids) or chat (lists of messages).
+
+    The first value that is neither null nor an empty list decides. Raises InputError if that value is of any other
+    kind, or if it or a row before it lacks the column.
+    """
     keys: list[str] = []
     lists = False
     for block in text.blocks(name):
@@ -58,7 +62,10 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
 
 
 def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Yield (row, object) for each line. Raises InputError for a line without an object."""
+    """Yield (row, object) for each line that is not blank; rows count from 0.
+
+    Raises InputError for a line without an object.
+    """
     first = 0
     for block in text.blocks(name):
         for row, record in _objects(name, block, first):

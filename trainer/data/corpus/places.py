@@ -61,7 +61,10 @@ def check_scheme(path: str) -> None:
 
 
 def filesystem_of(url: str, key: str) -> tuple[Any, str]:
-    """Return the pyarrow filesystem of ``url`` and the path within it. Raises InputError, naming ``key``, otherwise."""
+    """Return the pyarrow filesystem of ``url`` and the path within it.
+
+    Raises InputError, naming the key ``key``, if ``url`` is no URL or cannot be opened.
+    """
     import pyarrow.fs as fs
 
     try:
@@ -187,7 +190,7 @@ def _of_fsspec(scheme: str) -> Any:
 
 
 def _limits(scheme: str) -> dict[str, Any]:
-    """Return settings of fsspec's file system that limit the wait for a silent web server; empty for other schemes."""
+    """Return fsspec's settings that limit the wait for a silent server (http, https); empty for other schemes."""
     if scheme not in WEB:
         return {}
     from aiohttp import ClientTimeout

@@ -195,7 +195,10 @@ def _print_once(line: str) -> None:
 
 
 def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
-    """Return the corpus of token ids in ``made[0]``. Raises InputError for options of text, or changed files."""
+    """Return the corpus of token ids in the folder ``made[0]``. The others have the same documents in other formats.
+
+    Raises InputError if files were changed, or if ``config`` gives another column or a key that is not for token ids.
+    """
     first = made[0]
     column = columns.TOKEN_COLUMNS[first.manifest.format]
     options = {
@@ -243,7 +246,10 @@ def _builtin_file() -> Path:
 
 @dataclass(frozen=True)
 class _Checked:
-    """Counts of the check, which reads every document once. ``largest_at``: place of the largest token id."""
+    """Numbers of documents and bytes that the check of a corpus counted. It reads every document once.
+
+    ``largest_at``: file and row of the largest token id.
+    """
 
     documents: int
     empty: int
@@ -254,7 +260,10 @@ class _Checked:
 
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
-    """Count the first ``limit`` documents (None: all). Raises InputError for nulls, wrong ids, or no text."""
+    """Read and count the first ``limit`` documents (None: all). ``hashed``: True to hash the documents, too.
+
+    Raises InputError, naming ``key``, for null documents or if all documents are empty; also for an invalid token id.
+    """
     import pyarrow.compute as pc
 
     digest, ids = _Digest(), _LargestId()

@@ -20,7 +20,10 @@ _RECIPE = 1  # Raise it when the content of by_row's copy changes: it is part of
 
 
 def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, Any]]:
-    """Yield (file, row of its first value, Arrow array, may hold nulls) for the first ``documents`` (None: all)."""
+    """Yield (file, row, Arrow array) for the first ``documents`` documents (None: all). The array may hold nulls.
+
+    The array's first value is row ``row`` of the file, from 0.
+    """
     remaining = documents
     for name in corpus.files:
         row = 0
@@ -50,7 +53,10 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
 
 
 def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
-    """Yield the documents of a corpus of token ids, at most ``rows`` at a time, without ``eos_id`` at the end."""
+    """Yield the documents of a corpus of token ids, at most ``rows`` at a time.
+
+    ``eos_id``: removed where it is the last id of a document; None: nothing is removed.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -133,7 +139,11 @@ def check_unchanged(corpus: Corpus) -> None:
 
 
 def by_row(corpus: Corpus, who: str) -> Corpus:
-    """Return the corpus by row: itself, or a Parquet copy. Raises InputError, naming ``who``, for token ids."""
+    """Return a corpus whose documents can be read by row number.
+
+    It is ``corpus`` itself if that is local Parquet with a column of strings, else a Parquet copy in the cache. Raises
+    InputError, naming ``who``, for token ids.
+    """
     if corpus.content == "tokens":
         raise InputError(
             f"{who} tokenizes text, and column {corpus.column!r} of {corpus.name} holds token ids; allowed: data.path "
@@ -148,7 +158,7 @@ def by_row(corpus: Corpus, who: str) -> Corpus:
 
 
 def _has_strings(name: str, column: str) -> bool:
-    """Return True if ``column`` of the Parquet file ``name`` has plain strings and the file is on this machine."""
+    """Return True if the Parquet file ``name`` is local and ``column`` has Arrow's type string or large_string."""
     import pyarrow as pa
 
     if places.is_remote(name):

@@ -56,7 +56,7 @@ class AtLength:
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """Statistics of a corpus. Tokens include each document's end-of-text id, except where a name says text."""
+    """Statistics of a corpus. Numbers of tokens include each document's end-of-text id, except for "text tokens"."""
 
     corpus: str
     format: str

@@ -93,7 +93,11 @@ def _parquet_batches(name: str, columns: list[str] | None, skip: int) -> Iterato
 
 
 def _rows(metadata: Any) -> int:
-    """Return the number of rows to read at once, for about :data:`MAX_ROW_GROUP_BYTES` of the largest rows."""
+    """Return how many rows of a Parquet file with this ``metadata`` to read at once.
+
+    That is about :data:`MAX_ROW_GROUP_BYTES` in the row group with the largest rows, and at most
+    :data:`CORPUS_ROW_GROUP`.
+    """
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     mean = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
     return max(1, min(CORPUS_ROW_GROUP, int(MAX_ROW_GROUP_BYTES / mean))) if mean else CORPUS_ROW_GROUP
@@ -147,7 +151,10 @@ def _check_one_file(name: str, file: Any) -> None:
 
 
 def _blocks(footer: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield (offset, bytes of metadata, of the body) of the blocks in fields 2 and 3 of a footer, a flatbuffer."""
+    """Yield (offset, length of metadata, length of body) in bytes for each block of data in an Arrow file.
+
+    The footer, a flatbuffer, lists them in its fields 2 (dictionaries) and 3 (record batches).
+    """
     table = struct.unpack_from("<I", footer)[0]
     fields = table - struct.unpack_from("<i", footer, table)[0]
     for number in (2, 3):

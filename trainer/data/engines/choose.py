@@ -34,10 +34,11 @@ Build = Callable[[str], Any]  # library's name -> its engine
 def choose(
     config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
 ) -> tuple[str, Proof | None]:
-    """Return the name of the library that encodes, and its proof; None for the tokenizer's ``own`` library.
+    """Return (name of the library that encodes, proof of the libraries that were compared with ``own``).
 
-    ``others``: libraries that may replace it. ``build``: makes the engine of a library. ``key``: cache key of the
-    tokenizer. Raises InputError if the requested library cannot be used.
+    The proof is None if no library was compared. ``own``: the tokenizer's library. ``others``: libraries that may
+    replace ``own``. ``build``: makes the engine of a library. ``key``: cache key of the tokenizer. Raises InputError if
+    the requested library cannot be used.
     """
     requested: str | None = config.engine
     others = tuple(others)
@@ -77,7 +78,11 @@ def installed(library: str) -> bool:
 
 
 def check_no_special_tokens(corpus: Corpus, tokens: list[str], fingerprint: str, policies: Sequence[str]) -> None:
-    """Raise InputError, naming the allowed ``policies``, if a document contains one of the special ``tokens``."""
+    """Raise InputError if a document contains one of the special ``tokens`` as text.
+
+    ``fingerprint``: of the tokenizer, for the cached result. ``policies``: values of special_tokens_in_text that the
+    message names as allowed.
+    """
     if (match := _holding(corpus, tokens, fingerprint)) is not None:
         count, document, token = match
         raise InputError(
@@ -142,7 +147,10 @@ def _proof(own: str, candidates: list[str], build: Build, corpus: Corpus, *, who
 
 
 def _processor() -> list[Any]:
-    """Return a description of the processor. Speeds and the instructions that libraries choose depend on it."""
+    """Return a description of the processor: [architecture, list of model names, number of usable cores].
+
+    Speeds and the instructions that libraries choose depend on it.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

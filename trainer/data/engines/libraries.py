@@ -200,7 +200,7 @@ _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes i
 
 
 class _FromFlat:
-    """Base of engines that encode everything by ``encode_flat``, so that its proof covers all methods."""
+    """Base of engines whose other methods call ``encode_flat``. So the proof of equal ids covers all of them."""
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         raise NotImplementedError

@@ -56,7 +56,11 @@ class Proof:
 
 
 def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pieces: Iterable[Excerpt]) -> Proof:
-    """Compare ``candidates`` with ``reference`` on the hard set and ``pieces``. Raises InputError if that one fails."""
+    """Compare engines with the reference library on the hard set (:data:`HARD`) and on ``pieces`` of the corpus.
+
+    ``name``: name of the reference among the speeds. ``candidates``: the engines, by name. Raises InputError if the
+    reference cannot encode one of ``pieces``.
+    """
     trial = _Trial(reference, dict(candidates))
     hard = {**HARD, **special_cases(reference.special_tokens())}
     texts: list[str] = []
@@ -127,7 +131,10 @@ class _Trial:
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
-        """Compare one text by all methods of each engine. Return the reference's ids; None if there are none."""
+        """Encode one text by every method of each engine, and refuse engines that differ from the reference.
+
+        Return the reference's ids; None if the reference cannot encode the text, or if no engine is left.
+        """
         if not self.engines:
             return None
         try:
@@ -146,7 +153,10 @@ class _Trial:
         return ids
 
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same texts in several threads at once, one backwards, and refuse engines whose ids change."""
+        """Encode ``texts`` again in two threads at once, and refuse engines whose ids are not ``expected``.
+
+        One thread takes the texts from first to last, the other from last to first.
+        """
         backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
             with ThreadPoolExecutor(_THREADS) as pool:

@@ -79,7 +79,7 @@ HARD: dict[str, str] = {
 
 
 def special_cases(tokens: Sequence[str]) -> dict[str, str]:
-    """Return texts, by name, that contain special tokens literally: alone, in pieces and next to other text."""
+    """Return test texts, by name, that contain special tokens: whole, within other text, and cut into parts."""
     cases = {}
     for number, token in enumerate(tokens[:8]):
         half = len(token) // 2
@@ -116,7 +116,11 @@ class Excerpt(NamedTuple):
 
 
 def sample(corpus: Corpus) -> list[Excerpt]:
-    """Return every k-th piece of the corpus (k: a power of 2), and the first places of characters beyond ASCII."""
+    """Return excerpts of the corpus, in order: every k-th piece, and text around characters beyond ASCII.
+
+    A piece is a document, or a part of a long one. k is a power of 2, so that the pieces have at most
+    :data:`SAMPLE_BYTES`. The first place of each character beyond ASCII gets an excerpt, up to :data:`RARE_CHARACTERS`.
+    """
     kept: list[Excerpt] = []
     rare = _RareCharacters()
     stride, size = 1, 0

@@ -73,10 +73,10 @@ def check_uint16(name: str, vocab_size: int) -> None:
 
 
 def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Cut a stream into documents at its end-of-text ids, and yield (token ids, lengths).
+    """Cut ``stream`` into documents at its end-of-text ids. Yield groups: (ids end to end, length of each document).
 
-    The id then ends each document. Without an id everything is one document. Tokens before the first end-of-text id
-    (``eos_first``) or after the last one belong to a document that was cut: it gets the missing end-of-text id.
+    Each yielded document ends in ``eos_id``, also if the id stood before the document (``stream.eos_first``), or if the
+    stream ends within the document. ``eos_id`` None: all tokens are one document.
     """
     pending: list[NDArray[Any]] = []
     started = not stream.eos_first
@@ -103,7 +103,10 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
 
 
 class LlmcWriter(Writer):
-    """Writes documents, which end in ``eos_id`` or are empty, as shards ``NAME_val_000000.bin`` and so on."""
+    """Writes documents as llm.c's shards: ``NAME_val_000000.bin``, ``NAME_train_000001.bin`` and so on.
+
+    NAME is ``name``. Each document that is added ends in ``eos_id``, or is empty.
+    """
 
     def __init__(
         self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS

@@ -121,7 +121,11 @@ def export(
 
 
 def import_tokens(format: ExchangeFormat, files: Sequence[Path], vocabulary: Vocabulary, out: Path) -> Imported:
-    """Write documents as a parquet column of token ids, and count them. Raises InputError for an unknown id."""
+    """Write the documents of another trainer's ``files`` to the parquet file ``out``, as a column of token ids.
+
+    Return the numbers of documents and tokens, and what the files do not contain. Raises InputError for an id outside
+    ``vocabulary``.
+    """
     stream = read(format, files)
     documents = tokens = 0
 
@@ -173,7 +177,10 @@ _TOKENS_AT_ONCE = 1 << 20  # widened at once
 
 @dataclass(frozen=True)
 class FormatCost:
-    """Size and speed of one format, by medians. ``reason``: why it cannot hold these tokens, "" if it can."""
+    """Size of one format in bytes, and median seconds of writing and of reading all tokens once.
+
+    ``reason``: reason why the format cannot hold these tokens; "" if it can.
+    """
 
     format: str
     tokens: int  # stored tokens: padded rows cut some
@@ -185,7 +192,10 @@ class FormatCost:
 
 @dataclass(frozen=True)
 class _Way:
-    """Functions that measure one format: ``write`` opens a writer in a folder; ``read`` reads all tokens from there."""
+    """Writer and reader of one format, to be timed. ``write`` opens a writer in a folder.
+
+    ``read`` reads all tokens in that folder and returns their number.
+    """
 
     write: Callable[[Path], AbstractContextManager[Any]]
     read: Callable[[Path], int]
@@ -194,7 +204,11 @@ class _Way:
 def costs(
     flat: FlatTokens, vocabulary: Vocabulary, sequence_length: int, pad_id: int, folder: Path, repeats: int
 ) -> Iterator[FormatCost]:
-    """Write and read the tokens ``repeats`` times in every format, from memory, and yield the cost of each."""
+    """Write ``flat`` into ``folder`` and read it back, ``repeats`` times in each format. Yield the cost of each format.
+
+    The files are deleted after each repetition. ``vocabulary``, ``sequence_length``, ``pad_id``: settings of the
+    formats.
+    """
     kind = token_type(vocabulary.size)
     ways = {
         "padded": _Way(

@@ -41,7 +41,11 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class FlatTokens:
-    """Folder of flat tokens, mapped into memory. ``tokens``: (tokens,) read-only; ``places``: (documents + 1,)."""
+    """Token ids of all documents end to end, usually mapped into memory from a file.
+
+    ``tokens``: the ids, read-only. ``places``: index in ``tokens`` where each document begins, and last the number of
+    tokens; shape (documents + 1,).
+    """
 
     tokens: NDArray[Any]
     places: NDArray[np.int64]
@@ -76,7 +80,10 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class Writer:
-    """Context that closes a writer at its end. After an error it abandons it, and keeps that error."""
+    """Context manager that calls :meth:`close` at its end, or :meth:`abandon` after an error in its block.
+
+    The error in the block is raised on; an error of :meth:`abandon` is dropped.
+    """
 
     def close(self) -> None:
         raise NotImplementedError
@@ -174,7 +181,10 @@ class TokenJournal(Writer):
         self._journal.flush()
 
     def finish(self) -> dict[str, str]:
-        """Put both files into the parent of the journal's folder. Return their SHA-256 by name."""
+        """Close the journal, and give both token files a name in the parent of the journal's folder.
+
+        They are hard-linked there, or moved if that fails. Return the SHA-256 of each by file name.
+        """
         self.close()
         digests = {}
         for name, digest in zip((TOKENS, PLACES), self._hashes, strict=True):
@@ -200,7 +210,10 @@ class TokenJournal(Writer):
         return json.dumps([self.documents, self.tokens, *digests]) + "\n"
 
     def _read(self, line: str) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Return (token ids, lengths) of the next group, by ``line``; None, with nothing read, if they differ."""
+        """Read the next group of documents, and check it against ``line`` of the journal. Return (token ids, lengths).
+
+        Return None if line and data do not match; the files then stay at their positions.
+        """
         try:
             documents, tokens = (int(value) for value in json.loads(line)[:2])
         except (ValueError, TypeError, OverflowError, RecursionError):

@@ -43,7 +43,10 @@ _SYLLABLES = [first + vowel for first in _FIRST for vowel in "aeiou"]
 
 @dataclass(frozen=True)
 class Planned:
-    """A document before it is written: ``variant`` of the document ``origin`` (0: the original itself)."""
+    """A document before it is written. ``origin``: place of its original in the plan (its own place for an original).
+
+    ``variant``: 0 for an original, else 1, 2, ... for its variants.
+    """
 
     kind: str
     origin: int
@@ -62,7 +65,10 @@ class Labelled:
 
 
 class _Draws:
-    """Random numbers of one document. They follow from the seed and the document's numbers, not from earlier draws."""
+    """Random numbers for one purpose. They follow from ``seed`` and ``place`` alone, not from earlier draws.
+
+    ``place``: integers that identify the purpose and the document.
+    """
 
     def __init__(self, seed: int, *place: int) -> None:
         state = seed
@@ -85,7 +91,7 @@ class _Draws:
 
 
 def _scrambled(value: int) -> int:
-    """Return ``mixed`` of one number modulo 2**64, computed with Python's integers."""
+    """Return a 64-bit hash of an integer: for ``value`` modulo 2**64 the same as ``mixed``, which takes arrays."""
     value %= 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
@@ -93,13 +99,16 @@ def _scrambled(value: int) -> int:
 
 
 def check_count(count: int) -> None:
-    """Raise InputError unless ``count`` is between 2 and :data:`MOST_DOCUMENTS`."""
+    """Raise InputError unless ``count``, the documents to generate, is at least 2, at most :data:`MOST_DOCUMENTS`."""
     if not 2 <= count <= MOST_DOCUMENTS:
         raise InputError(f"--make-labelled {count}: allowed: 2 to {MOST_DOCUMENTS:,} documents")
 
 
 def labelled(count: int, seed: int) -> Iterator[Labelled]:
-    """Generate ``count`` documents by row, each labelled with its kind, its original and the similarity to it."""
+    """Generate ``count`` documents in the order of rows.
+
+    Each has its labels: its kind, the row of its original, and the Jaccard similarity (0 to 1) to that.
+    """
     plan = _plan(count, seed)
     order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
     rows = np.empty(count, np.int64)  # row of each document of the plan
@@ -132,7 +141,10 @@ class _LabelledMaker:
         self._shingler = Shingler(SHINGLING)
 
     def document(self, planned: Planned) -> tuple[str, str, float]:
-        """Return the document's text, its final kind, and its similarity to the original."""
+        """Return the document's text, its kind, and its Jaccard similarity to the original (1.0 if it is the original).
+
+        The kind is the planned one, or "copy" if no change of the original suits that kind.
+        """
         original = self._original(planned.origin)
         draws = _Draws(self._seed, 2, planned.origin, planned.variant)
         if planned.kind in ("original", "single", "copy"):
@@ -151,7 +163,11 @@ class _LabelledMaker:
     def _measured(
         self, planned: Planned, original: list[str], strengths: list[float], draws: _Draws
     ) -> tuple[str, str, float]:
-        """Return (text, kind, similarity) of the first of ``strengths`` that suits the kind; else an exact copy."""
+        """Return (text, kind, similarity to the original) for the first of ``strengths`` that suits the kind.
+
+        ``strengths``: shares (0 to 1) of the original to change; for the kind "related", to keep. If none suits, return
+        an exact copy of the kind "copy".
+        """
         for strength in strengths:
             text = self._changed(planned.kind, original, strength, draws)
             sets = self._shingler.sets([" ".join(original), text])
@@ -189,7 +205,7 @@ class _LabelledMaker:
         return self._text(draws, _FEWEST + draws.below(_MOST - _FEWEST))
 
     def _text(self, draws: _Draws, count: int) -> list[str]:
-        """Return ``count`` random words, few of them frequent, with a period after every 14th."""
+        """Return ``count`` random words; few words are frequent. Word 10 and every 14th after it end in a period."""
         drawn = draws.many(count)
         text = list(map(_word, (drawn * drawn * drawn * _VOCABULARY).astype(np.int64).tolist()))
         for place in range(9, count, 14):

@@ -42,11 +42,12 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Quality:
-    """Removals compared with the labels of ``labelled``.
+    """Removals compared with the labels of ``labelled``. A group is a kept document and the documents removed for it.
 
-    ``found``: labelled near-duplicates in one group with their original. ``right``: removals whose kept document has
-    the same original. ``pair_precision`` and ``pair_recall`` (0 to 1) compare all pairs of documents with one label
-    with all pairs within one group.
+    ``labelled``: labelled near-duplicates; ``found``: number of these in one group with their original. ``removed``:
+    removed documents; ``right``: number of these whose kept document has the same original. ``pair_precision``: share
+    (0 to 1) of the pairs within a group that have one original; ``pair_recall``: share of the pairs with one original
+    that are within a group. Both are None if there are no such pairs.
     """
 
     labelled: int
@@ -152,7 +153,12 @@ class Clusters:
 
 @dataclass(frozen=True)
 class AtThreshold:
-    """Pairs of labelled documents in one group (``found``) and also one cluster (``right``) at ``threshold``."""
+    """Groups, linked by pairs with a similarity of at least ``threshold``, compared with the labelled clusters.
+
+    ``removed``: documents that are removed. ``found``: pairs of labelled documents within a group; ``right``: number of
+    these pairs that are also within a cluster. ``precision``: right / found; ``recall``: right / all pairs within a
+    cluster. None if the divisor is 0.
+    """
 
     threshold: float
     removed: int
@@ -164,7 +170,11 @@ class AtThreshold:
 
 @dataclass(frozen=True)
 class ClusterQuality:
-    """Counts of labels, of clusters with several documents and their pairs, and the result at each threshold."""
+    """Groups of near-duplicates compared with labelled clusters, ``at`` several thresholds.
+
+    ``labelled``, ``unlabelled``: documents with and without a label. ``unknown``: labels whose document does not exist.
+    ``clusters``: clusters of at least 2 documents. ``pairs``: pairs of documents within a cluster.
+    """
 
     labelled: int
     unlabelled: int
@@ -175,7 +185,10 @@ class ClusterQuality:
 
 
 def read_clusters(path: Path, corpus: Corpus) -> Clusters:
-    """Read a cluster by row or id. Raises InputError for a file that is empty, or contradicts itself or the corpus."""
+    """Read the labelled cluster of each document from a file with a column ``cluster`` and one of ``row`` and ``id``.
+
+    Raises InputError for a file that is empty, or contradicts itself or the corpus.
+    """
     key = f"--labels {path}"
     rows = _labels(path, key)
     if not rows:
@@ -205,7 +218,10 @@ def read_clusters(path: Path, corpus: Corpus) -> Clusters:
 
 
 def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> ClusterQuality:
-    """Compare groups with clusters, at ``threshold`` and at each multiple of 0.05 above it."""
+    """Compare the groups that ``edges`` (pairs and similarities) form with the labelled ``clusters``.
+
+    Use the edges of at least ``threshold``, then those of at least each multiple of 0.05 above it, up to 1.
+    """
     left, right, similarities = edges
     labelled = np.flatnonzero(clusters.of >= 0)
     truth = clusters.of[labelled]

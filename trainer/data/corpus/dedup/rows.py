@@ -176,7 +176,11 @@ def check_parts(job: DedupJob) -> None:
 
 
 def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removals, sets: Sets) -> None:
-    """Write the files of share ``number``, kept rows (of ``tables``) and removals, each when it is whole."""
+    """Write the two files of share ``number``: the kept rows of ``tables``, and a list of the removals ``gone``.
+
+    A file gets its final name when it is complete. ``sets``: shingles, to compute the similarity of each removed
+    document to the kept one.
+    """
     if not Path(job.work).is_dir():
         raise unseen(job)
     first, end = job.bounds(number)

@@ -65,7 +65,10 @@ class DedupResult:
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """Result: rows of the ``removed`` documents and of those ``kept`` instead; ``edges``: pairs above the threshold."""
+    """Result: rows of the ``removed`` documents, and of the document ``kept`` instead of each.
+
+    ``edges``: pairs with at least the threshold's similarity; None if they were not asked for.
+    """
 
     result: DedupResult
     removed: Integers
@@ -87,10 +90,10 @@ def deduplicate(
 ) -> DedupOutcome:
     """Remove near-duplicates of ``corpus``, and write the new folder ``out`` with ``kept/`` and ``removed/``.
 
-    ``finish`` adds further files to it. Until it is whole, the folder has a temporary name and temporary files (8 bytes
-    per shingle). ``spark`` chooses that engine. ``workers``: threads of the local engine (default: one per core).
-    ``with_edges``: True to keep the pairs above the threshold (24 bytes each). ``stage`` is called with the name of
-    each stage, ``progress`` with the number of sketched documents.
+    Until it is complete, the folder has a temporary name and temporary files (8 bytes per shingle). ``finish``: called
+    with this folder and the outcome, to add files. ``spark`` chooses that engine. ``workers``: threads of the local
+    engine (default: one per core). ``with_edges``: True to return the pairs at or above the threshold, too (24 bytes
+    each). ``stage`` is called with the name of each stage, ``progress`` with the number of sketched documents.
     """
     if corpus.content != "text":
         raise InputError(
@@ -189,7 +192,11 @@ def _run_here(
 def _sketch(
     job: DedupJob, workers: int, characters: Integers, keys: Spill, digests: Spill, progress: Callable[[int], None]
 ) -> int:
-    """Sketch all documents in order. Return the number of documents without shingles."""
+    """Sketch all documents in order, and return the number of documents without shingles.
+
+    Fills ``characters`` with each document's length, ``keys`` with the keys of its bands, and ``digests`` with the
+    digest of its shingles. ``progress``: called with the number of documents done.
+    """
     without_shingles, texts = 0, TextStream(iter_texts(job.corpus))
     for number in range(job.count):
         first, end = job.bounds(number)
@@ -223,7 +230,11 @@ def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]
 
 
 def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill) -> int:
-    """Write the candidate pairs of all buckets, without ``repeated``. Return the number of crowded documents."""
+    """Read band keys from ``keys``, and write the candidate pairs of all buckets to ``spill``.
+
+    Documents of the mask ``repeated`` are left out. Return the number of crowded documents: those that were not
+    compared with all documents before them in a bucket.
+    """
     crowded = np.zeros(job.corpus.documents, np.bool_)
     for number in range(SPILL_PARTS):
         rows = keys.read(number)

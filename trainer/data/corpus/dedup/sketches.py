@@ -145,7 +145,10 @@ class MinHash:
         return table
 
     def keys(self, sets: ShingleSets) -> Hashes:
-        """Return one hash per document and band, (documents, bands): equal for equal values. No set may be empty."""
+        """Return a 64-bit hash for each document and band, (documents, bands). No set may be empty.
+
+        Two documents have the same hash of a band if their signatures agree in the band.
+        """
         signatures = self.signatures(sets)
         table = np.empty((len(signatures), self._banding.bands), np.uint64)
         for band in range(self._banding.bands):
@@ -224,7 +227,11 @@ class DedupJob:
 
 @dataclass(frozen=True)
 class Sketch:
-    """Sketch of documents from row ``first`` on; ``filled``: rows with shingles, each with ``digests`` and ``keys``."""
+    """Sketch of consecutive documents. The first one is row ``first`` of the corpus.
+
+    ``characters``: length of each document. ``filled``: rows of the documents that have shingles. ``digests`` and
+    ``keys`` have one entry for each of ``filled``: digest of its shingle set, and keys of its bands.
+    """
 
     first: int
     characters: Integers

@@ -74,7 +74,7 @@ def run(
 
 
 def edges(job: DedupJob) -> Edges:
-    """Read the pairs above the threshold from the tables that executors wrote. They must fit in memory."""
+    """Read the pairs at or above the threshold from the tables that executors wrote. They must fit in memory."""
     import pyarrow.parquet as pq
 
     tables = [pq.read_table(Path(job.work) / _TABLES / name) for name in ("identical", "verify")]
@@ -103,7 +103,10 @@ class DedupWork:
 
     @property
     def _local(self) -> str:
-        """Return the folder of Spark's own files; "" if Spark would read its name as several or as an option's end."""
+        """Folder of Spark's own files.
+
+        "" (Spark's default folder) if the name has a comma or a double quote, which Spark's options would misread.
+        """
         local = f"{self.job.work}/{_LOCAL}"
         return "" if set(',"') & set(local) else local
 
@@ -155,7 +158,10 @@ class _SparkTables:
         }
 
     def _written(self, name: str, frame: Any, schema: str, observed: Mapping[str, Any]) -> tuple[Any, dict[str, int]]:
-        """Let executors write ``frame`` as the table ``name``. Return it, and ``observed`` over its rows."""
+        """Let executors write ``frame`` as the table ``name``. Return a frame of this table, and the observed values.
+
+        ``observed``: aggregate expressions by name. Spark evaluates them over the written rows, to one integer each.
+        """
         from pyspark.sql import Observation
 
         context = self._session.sparkContext
@@ -201,7 +207,7 @@ class _SparkTables:
         return pairs.mapInArrow(tasks.verify(self._job), _EDGES)
 
     def _components(self, edges: Any) -> tuple[Any, int]:
-        """Return (document, first of its group) for all other documents of each group, and the number of rounds.
+        """Return (document, first document of its group) for all but the first of each group, and the number of rounds.
 
         Large-star and small-star alternate (Kiveris et al. 2014, "Connected Components in MapReduce and Beyond").
         """

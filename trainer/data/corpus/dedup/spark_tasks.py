@@ -20,7 +20,10 @@ REMOVED = "number long, row long, kept long, neighbour long, jaccard double"
 
 
 def sketch(job: DedupJob) -> Task:
-    """Return the Spark task that sketches shares: takes their numbers, yields a row per document with shingles."""
+    """Return the Spark task that sketches shares. It takes numbers of shares, and yields a row per document.
+
+    Documents without shingles have no row.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -75,9 +78,9 @@ def verify(job: DedupJob) -> Task:
 
 
 def write(job: DedupJob) -> Task:
-    """Return the Spark task that writes the files of shares: takes sorted removals, yields numbers of written shares.
+    """Return the Spark task that writes the files of shares. It takes sorted removals, and yields each share's number.
 
-    A mark (row -1) for each share ensures that shares without removals are written, too.
+    The input has a mark (a removal with row -1) for every share, so that shares without removals are written, too.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
