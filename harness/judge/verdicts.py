@@ -277,7 +277,7 @@ class InTotal:
     least: float  # ``ratio`` without the block that moves it most: one long step may be an accident
     arm: Literal["baseline", "candidate"]
     long: LongSteps | None  # steps of ``arm`` that cause the difference; None: slower throughout
-    left_out: int  # number of these that begin a turn; other figures exclude them
+    left_out: int  # number of these that other figures exclude: warm-up steps after the first
     blocks: int  # number of affected blocks
     of: int  # number of all blocks
 

@@ -128,8 +128,7 @@ def begin_study(
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
     """Prepare data and an empty folder for a new study under ``out``. Return (folder, record, data); no run starts.
 
-    ``command``, ``source``: for the record. ``elsewhere``: where the runs will be; None: here. ``force``: accept a lack
-    of memory. Raises InputError for a study that cannot run.
+    ``elsewhere``: where the runs will be; None: here. ``force``: despite a lack of memory. InputError: it cannot run.
     """
     if sequential is not None or elsewhere is not None:
         cause = "both sides of a comparison need the same number" if sequential else "its runs are on other machines"

@@ -125,7 +125,7 @@ def draw(
         pictures[STEPS] = plots.steps(report.step_times, screen.names)
     if (picture := plots.in_both(partial(plots.memory, profiles), report.emulated)) is not None:
         pictures[profile.PICTURE] = picture
-    for name in (*plots.NAMES, STEPS, learning.PICTURE, profile.PICTURE):
+    for name in (*plots.NAMES, STEPS, learning.PICTURE, learning.CHOICES_PICTURE, profile.PICTURE):
         _write(study.plots / name, pictures[name].png if name in pictures else None)
     return pictures
 

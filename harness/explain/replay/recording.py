@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.bounds import DeviceWork, KernelTime, Reading, device_work, kernel_times_of
+from harness.explain.bounds import DeviceWork, Reading, device_work, kernel_times_of
 from harness.explain.lead_use import makers_of
 from harness.explain.policy import (
     HANDOVER_TIMES_MAX,
@@ -261,7 +261,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         shown = slice(int(np.flatnonzero(measured)[REPLAYED_STEPS_MAX - 1]) + 1)
         starts, ends, measured = starts[shown], ends[shown], measured[shown]
         until_ns = int(ends[-1])
-    phases, work, syncs, stages = _rows(spans_of(run), until_ns, kernel_times_of(run))
+    phases, work, syncs, stages = _rows(run, until_ns)
     launches = _launches(spans_of(run).names, work, "likely")
     if any(row.end_ns < row.start_ns for rows in (phases, launches, syncs) for row in rows):
         raise ReplayError("damaged spans", f"{name}: a span ends before it starts: its spans table is damaged")
@@ -338,16 +338,16 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     )
 
 
-def _rows(
-    spans: RunSpans, until_ns: int, kernel_times: Mapping[str, KernelTime]
-) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
+def _rows(run: RunData, until_ns: int) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
     """Return phases, device work and blocking calls begun before ``until_ns``, and their batches' stages by number."""
+    spans = spans_of(run)
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
     begun = np.flatnonzero(spans.launches.starts < until_ns)
     early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
     work = device_work(
         replace(spans, kernels=spans.kernels.where(early_pieces), launches=spans.launches.where(early_pieces)),
-        kernel_times=kernel_times,
+        run.record.facts.attached is not None,
+        kernel_times_of(run),
     )
     syncs = [
         Sync(start, end, site.endswith(FULL_QUEUE), site.endswith(STEP_BEFORE), site.endswith(ONE_STEP_BEHIND))

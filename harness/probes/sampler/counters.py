@@ -109,7 +109,11 @@ class ProcessCounters:
         self._io = self._open("disk reads", f"/proc/{pid}/io")
         self._threads: dict[int, _Thread] = {}
         self._too_many = False
-        self._of_threads = [0.0, 0.0, 0.0]  # delay in seconds, voluntary and involuntary switches, since construction
+        self._of_threads = [
+            0.0,
+            0.0,
+            0.0,
+        ]  # delay in seconds, voluntary and involuntary switches, of the threads read so far
         try:
             time.clock_gettime_ns(self._clock)
         except OSError:  # unsupported by the kernel

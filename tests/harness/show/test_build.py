@@ -26,7 +26,8 @@ from harness.judge.report_types import (
     StudyReport,
 )
 from harness.judge.study import analyse
-from harness.show.build import build_report
+from harness.show import learning, plots
+from harness.show.build import build_report, draw
 from harness.show.plots import NAMES
 from harness.show.text.doubts import confound_lines
 from harness.show.text.findings import host_finding
@@ -266,3 +267,14 @@ def test_records_of_the_analysis_cannot_be_changed():
         Explained,
     ):
         assert one.__dataclass_params__.frozen, one
+
+
+@pytest.mark.parametrize("name", [*NAMES, learning.PICTURE, learning.CHOICES_PICTURE])
+def test_every_picture_is_written_and_removed_with_what_it_shows(complete, tmp_path, monkeypatch, name):
+    folder, screen, *_ = complete
+    study = StudyFolder(tmp_path)
+    whole = analyse(StudyFolder(folder).read_study(), list(StudyFolder(folder).runs()))
+    for shown in ({name: PICTURE}, {}):
+        monkeypatch.setattr(plots, "pictures", lambda *_, shown=shown: dict(shown))
+        draw(replace(whole, step_times=()), study, [], screen)
+        assert [path.name for path in study.plots.glob("*.png")] == list(shown)
