@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -121,7 +124,16 @@ def test_a_running_program_is_looked_at(tmp_path: Path) -> None:
             (raw,) = out.glob("exec/*/raw")
             before = {path.name: path.stat().st_size for path in raw.iterdir()}
             done = harness("watch", "--once", str(raw.parent))
-            assert {path.name: path.stat().st_size for path in raw.iterdir()} == before
+            words = ["watch", str(raw.parent), "--web", "--every", "1"]
+            with subprocess.Popen([sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, text=True) as view:
+                assert view.stdout is not None
+                page = fetched(view.stdout.readline().split()[1])
+                assert {path.name: path.stat().st_size for path in raw.iterdir()} == before
+                go_on.touch()
+                assert view.wait(120) == 0
+                assert str(raw.parent) in view.stdout.read()
+            assert "ms a step" in page
+            assert "connect-src 'self'" in page  # else the browser refuses to listen
         finally:
             go_on.touch()
     assert process.returncode == 0
@@ -130,6 +142,15 @@ def test_a_running_program_is_looked_at(tmp_path: Path) -> None:
     assert "own code: train.py" in done.stdout
     # The study of the whole program is made as ever.
     assert json.loads(next(out.glob("exec/*/summary.json")).read_text())["status"] == "done"
+
+
+def fetched(address: str) -> str:
+    """The page at ``address``, as soon as there is one."""
+    for _ in range(600):
+        with suppress(HTTPError), urlopen(address, timeout=60) as answer:
+            return str(answer.read(), "utf-8")
+        time.sleep(0.1)
+    raise AssertionError(f"no page at {address}")
 
 
 PROGRAM = """
