@@ -147,7 +147,10 @@ class RanksSaver(Saver):
 
 
 def make_store(rank: Rank, model: Any = None, tokenizer: Path | None = None) -> WholeState | RanksState:
-    """Return the store that writes and reads checkpoints of ``rank``. Other arguments: see :class:`WholeState`."""
+    """Return the store that writes and reads checkpoints: WholeState if ``rank`` is the only one, else RanksState.
+
+    Other arguments: see :class:`WholeState`.
+    """
     return WholeState(model, tokenizer) if rank.of == 1 else RanksState(rank, model, tokenizer)
 
 

@@ -222,7 +222,7 @@ def naming(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Create ``path``, and its folder, by ``write(temporary path)`` and a rename; the last rename wins."""
+    """Create the file ``path`` by ``write(temporary path)`` and a rename; the last rename wins. Makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:

@@ -107,7 +107,10 @@ def add_comparing(parser: argparse.ArgumentParser) -> None:
 
 
 def name_file(given: str) -> None:
-    """Print on stderr which file is used if ``given`` names a scenario without path and suffix (mine: mine.yaml)."""
+    """Print on stderr that ``given`` (mine) is the file mine.yaml of the current folder, if that file is used.
+
+    Prints nothing for a path or a shipped scenario. Raises InputError for a plain name without a file.
+    """
     from harness.scenario.load import SCENARIOS, find_file
 
     path = find_file(given, SCENARIOS)

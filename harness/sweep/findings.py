@@ -175,8 +175,8 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
 
 def _says(one: Trial, group: str, steps: int) -> bool:
     """Return True if divergence of the trial ``one`` excludes its rate and higher ones from the curve of ``group`` and
-    ``steps``: the trial has that group and at most ``steps`` steps, or the group is "" and it is a probe (a trial that
-    only looks for divergence).
+    ``steps``. That is so for the group's trials of at most ``steps`` steps. On the curve of group "" it is also so for
+    all probes (trials that only look for divergence), whatever their own group.
     """
     probes = one.plan.role == "probe" and not group
     return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)

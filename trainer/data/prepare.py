@@ -208,7 +208,10 @@ def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_le
 
 
 def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) -> Prepared:
-    """Describe a user's source. Only its code is known, not its documents or its vocabulary."""
+    """Describe the user's source ``name`` (MODULE:FUNCTION). Only its code is known, not its documents or vocabulary.
+
+    ``places``: folders to search first for MODULE; None: the usual ones. ``files``: further files that it imports.
+    """
     code = fingerprint("data.source", name, places, files)
     tokenizer = TokenizerInfo("source", "", 0, None, None, None, code, "")
     return Prepared(Corpus(name, (), "", 0, 0, code), tokenizer, None)

@@ -74,7 +74,10 @@ def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
 
 
 def rows(name: str) -> Iterator[list[bytes]]:
-    """Yield lists of lines, unchanged and without line ends. Blank lines are left out."""
+    """Yield the lines of the file ``name`` unparsed, in one list per block that is read from it (many lines each).
+
+    Line ends and blank lines are left out.
+    """
     first = True
     for block in text.blocks(name):
         yield [line for line in (block.removeprefix(_BOM) if first else block).split(b"\n") if line.strip()]
