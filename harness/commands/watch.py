@@ -26,6 +26,8 @@ SHARE = 10  # seconds between the begins of two looks for each second that a loo
 LEAST_PRIORITY = 19  # of nice(2)
 ENDING_S = 1.0  # in which browsers get the message that the program has ended
 EVENTS = "text/event-stream"
+FIRST_LOOK = "The first look takes some seconds."
+WAITING = f'<!DOCTYPE html><meta http-equiv="refresh" content="2"><title>harness watch</title><p>{FIRST_LOOK}'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +78,7 @@ def _show(program: RecordedProgram, every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(Text("The first look takes some seconds."), screen=True, auto_refresh=False) as live:
+    with Live(Text(FIRST_LOOK), screen=True, auto_refresh=False) as live:
         for _ in _looks(program, every_s):
             text = "\n".join([_heading(program), "", *_look(program)])
             live.update(Text(visible_lines(text), no_wrap=True), refresh=True)
@@ -101,9 +103,9 @@ def _serve(program: RecordedProgram, every_s: float, port: int) -> None:
     from harness.show.timeline.server import HTML, LOOPBACK, Changes, Route, TraceServer, tunnel
 
     changes = Changes()
-    server = TraceServer({}, port)
+    server = TraceServer({"/": Route(WAITING.encode(), HTML)}, port)
     try:
-        say(f"open: http://{LOOPBACK}:{server.port}/ (after the first look, which takes some seconds)")
+        say(f"open: http://{LOOPBACK}:{server.port}/")
         say(f"from another machine, first: {tunnel(server.port)}")
         say("Ctrl-C ends the view only")
         for _ in _looks(program, every_s):

@@ -6,9 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -18,6 +16,7 @@ from harness.attach.command import MARK
 from harness.attach.live import RECENT_SEGMENTS, RecordedProgram, find_program, is_over, recorded_programs
 from harness.attach.retention import LAST
 from harness.commands import watch
+from harness.commands.watch import FIRST_LOOK
 from harness.show.live import look, sparkline
 from tests.commands import harness
 from tests.harness.attach.running import PROGRAMS
@@ -145,12 +144,14 @@ def test_a_running_program_is_looked_at(tmp_path: Path) -> None:
 
 
 def fetched(address: str) -> str:
-    """The page at ``address``, as soon as there is one."""
+    """The page at ``address`` after the first look."""
     for _ in range(600):
-        with suppress(HTTPError), urlopen(address, timeout=60) as answer:
-            return str(answer.read(), "utf-8")
+        with urlopen(address, timeout=60) as answer:
+            page = str(answer.read(), "utf-8")
+        if FIRST_LOOK not in page:
+            return page
         time.sleep(0.1)
-    raise AssertionError(f"no page at {address}")
+    raise AssertionError(f"no look at {address}")
 
 
 PROGRAM = """
