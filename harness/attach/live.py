@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.attach.command import MARK
 from harness.attach.study import make_study
-from harness.machine.files import ROOT
+from harness.machine.files import ROOT, read_text
 from harness.machine.processes import by_variable
 from harness.study.contract import RAW
 from harness.study.records import now
@@ -62,7 +62,8 @@ def find_program(target: str | None, programs: list[RecordedProgram]) -> Recorde
 
 def recent_study(program: RecordedProgram, folder: Path) -> bool:
     """Make a study of each process's last RECENT_SEGMENTS files in the empty ``folder``; False if they have no step."""
-    result = make_study(StudyFolder(folder), program.raw, [], [], now(), recent=RECENT_SEGMENTS)
+    words = (read_text(ROOT / "proc" / str(program.pids[0]) / "cmdline") or "").split("\0")[:-1]
+    result = make_study(StudyFolder(folder), program.raw, words, [], now(), recent=RECENT_SEGMENTS)
     return bool(result.trained)
 
 

@@ -132,6 +132,7 @@ def test_a_running_program_is_looked_at(tmp_path: Path) -> None:
                 assert view.wait(120) == 0
                 assert str(raw.parent) in view.stdout.read()
             assert "ms a step" in page
+            assert str(script) in page  # the command, in the question
             assert "connect-src 'self'" in page  # else the browser refuses to listen
         finally:
             go_on.touch()
