@@ -136,7 +136,9 @@ class RunLedger:
 
     @property
     def waited_range_ms(self) -> tuple[float, float] | None:
-        """Least and most ms per step that data work may cost; None if the record leaves nothing open."""
+        """Least and most ms per step that data work may cost. None if the record allows one value only
+        (:attr:`waited_ms`), or if that is unknown.
+        """
         if self.waited_ms is None or not self.waited_otherwise_ms:
             return None
         readings = (self.waited_ms, *self.waited_otherwise_ms)

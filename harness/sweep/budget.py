@@ -99,7 +99,9 @@ def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
 def shortage(
     budget: SweepBudget, needs: Sequence[TrialsNeed], spent: Spending, price_usd_per_hour: float | None
 ) -> Shortage | None:
-    """Return the first resource that ``needs`` exceed; None if the budget suffices. Unknown times are not checked."""
+    """Return the first of tokens, hours and US dollars of which all ``needs`` together exceed what ``spent`` leaves of
+    the budget; else None. If the seconds of any need are unknown, only tokens are checked. Dollars need a price.
+    """
     tokens = sum(need.tokens for need in needs)
     if budget.tokens is not None and tokens > budget.tokens - spent.tokens:
         return Shortage("tokens", tokens, budget.tokens - spent.tokens, budget.tokens)

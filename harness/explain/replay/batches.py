@@ -72,7 +72,9 @@ class Seen:
 
     @property
     def handed_over(self) -> Array:
-        """Time (ns) at which the main thread had each batch: end of its wait, minus the sampler's time in it."""
+        """Time (ns) at which the main thread had each batch: end of its wait, minus the time (``drawn``) in which a
+        sampler of data then chose items of a later batch in that thread.
+        """
         moments: Array = self.wait_end - self.drawn
         return moments
 
