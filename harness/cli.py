@@ -32,6 +32,7 @@ GROUPS = {
     "Explain where the time goes": {
         "exec": Command("harness.commands.exec:execute", "run any training command, and report where its time went"),
         "watch": Command("harness.commands.watch:watch", "show where the time of a running training goes"),
+        "profile": Command("harness.commands.profile:profile", "profile a few steps of a running training"),
         "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
         "init": Command("harness.commands.init:init", "write a scenario for your own command, loop, data or text"),
         "explain": Command(

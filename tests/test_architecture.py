@@ -253,6 +253,7 @@ MUTABLE = {
     "harness.attach.agent.boundaries._Measuring": COLLECTING,
     "harness.attach.agent.boundaries._Optimizers": COLLECTING,
     "harness.attach.agent.boundaries._Steps": COLLECTING,
+    "harness.attach.agent.on_demand._Request": COLLECTING,
     "harness.attach.agent.phases._Phases": COLLECTING,
     "harness.attach.alternation._Rank": COLLECTING,
     "harness.attach.alternation.AlternatingCommand": "a process that is started, suspended and ended",

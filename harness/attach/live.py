@@ -62,8 +62,8 @@ def find_program(target: str | None, programs: list[RecordedProgram]) -> Recorde
 
 def recent_study(program: RecordedProgram, folder: Path) -> bool:
     """Make a study of each process's last RECENT_SEGMENTS files in the empty ``folder``; False if they have no step."""
-    words = (read_text(ROOT / "proc" / str(program.pids[0]) / "cmdline") or "").split("\0")[:-1]
-    result = make_study(StudyFolder(folder), program.raw, words, [], now(), recent=RECENT_SEGMENTS)
+    command = (read_text(ROOT / "proc" / str(program.pids[0]) / "cmdline") or "").split("\0")[:-1]
+    result = make_study(StudyFolder(folder), program.raw, command, [], now(), recent=RECENT_SEGMENTS)
     return bool(result.trained)
 
 

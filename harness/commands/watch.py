@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 EVERY_S = 10.0
 LEAST_EVERY_S = 1.0
-SHARE = 10  # seconds between the begins of two looks for each second that a look takes
+LOOK_PERIODS = 10  # seconds between the begins of two looks for each second that a look takes
 LEAST_PRIORITY = 19  # of nice(2)
-ENDING_S = 1.0  # in which browsers get the message that the program has ended
+LAST_MESSAGE_S = 1.0  # in which browsers get the message that the program has ended
 EVENTS = "text/event-stream"
 FIRST_LOOK = "The first look takes some seconds."
 WAITING = f'<!DOCTYPE html><meta http-equiv="refresh" content="2"><title>harness watch</title><p>{FIRST_LOOK}'
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--web", action="store_true", help="serve the page of the report on loopback, which updates itself"
     )
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="of --web (default: any free one)")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="port of the page (default: any free one)")
 
 
 def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -93,7 +93,7 @@ def _looks(program: RecordedProgram, every_s: float) -> Iterator[None]:
         begun_s = time.monotonic()
         yield
         took_s = time.monotonic() - begun_s
-        due_s = begun_s + max(every_s, SHARE * took_s)
+        due_s = begun_s + max(every_s, LOOK_PERIODS * took_s)
         while time.monotonic() < due_s and not is_over(program):
             time.sleep(min(1.0, max(0.0, due_s - time.monotonic())))
 
@@ -113,7 +113,7 @@ def _serve(program: RecordedProgram, every_s: float, port: int) -> None:
                 server.routes = {"/": Route(page, HTML), "/changes": Route(changes, EVENTS)}
                 changes.tell("look")
         changes.tell("ended")
-        time.sleep(ENDING_S)
+        time.sleep(LAST_MESSAGE_S)
     finally:
         server.close()
 

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from harness.explain.probes.samples import OUTSIDE, Place, Share, StackReport
-from harness.explain.probes.torch_profile import CutProfile, LostProfile, Operator, RoleOperators, TorchProfile
+from harness.explain.probes.torch_profile import (
+    CutProfile,
+    LostProfile,
+    Operator,
+    ProfiledOperators,
+    RoleOperators,
+    TorchProfile,
+)
 from harness.show.policy import (
     INNERMOST_FRAMES,
     KERNELS_LISTED,
@@ -19,6 +26,7 @@ from harness.show.policy import (
 from harness.show.tables import (
     NOT_MEASURED,
     Markdown,
+    aligned,
     cell,
     code,
     column_table,
@@ -119,6 +127,24 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
         row = [f"{left_out} others", "", "", number(rest_ms / steps), share(rest_ms)]
         rows.append(row + [""] * (len(columns) - len(row)))
     return table([*columns], rows)
+
+
+def operator_lines(found: ProfiledOperators, steps: int) -> list[str]:
+    """Return the most expensive operators of the main process as the lines of a table. ``steps``: number profiled."""
+    if not found.roles:
+        return []
+    device = found.device_ms is not None
+    head = ("operator", "calls a step", "self ms a step", *(["device ms a step"] if device else []))
+    rows = [
+        (
+            short(operator.name),
+            number(operator.calls / steps),
+            number(operator.self_ms / steps),
+            *([number_cell(operator.device_ms, steps)] if device else []),
+        )
+        for operator in _top(found.roles[0].operators, device)[:OPERATORS_LISTED]
+    ]
+    return aligned([head, *rows])
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:

@@ -26,6 +26,7 @@ def begin(folder: str) -> bool:
         guard,
         inspection,
         loading,
+        on_demand,
         own_code,
         own_time,
         padding,
@@ -50,7 +51,8 @@ def begin(folder: str) -> bool:
     guard.on, guard.fault = True, None
     if not _patched:
         _patched = True
-        for module in (loading, updates, tokenizing, watching, inspection, causes, own_code, own_time, profiling):
+        hooked = (loading, updates, tokenizing, watching, inspection, causes, own_code, own_time, profiling, on_demand)
+        for module in hooked:
             guard.carefully(module.patch)
         guard.carefully(_hide_from_dynamo)
     guard.carefully(profiling.begin)

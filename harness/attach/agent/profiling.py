@@ -60,6 +60,8 @@ class _Window:
         self.sampled_ns = 0  # start of py-spy's window
         self.marked = False  # True once the end of py-spy's window is marked
         self.at_torch = False  # True while this module calls torch's profiler
+        self.on_demand = False  # True if `harness profile` asked for it (on_demand.py)
+        self.tell: Callable[[str, Any], None] = record.note  # gets the name of the trace, or why there is none
 
 
 state = _Window()
@@ -80,21 +82,39 @@ def patch() -> None:
     elif closes:
         boundaries.on_step.append(_on_measured_step)
         boundaries.before_end.append(_may_end)
-    if record.settings.get("profile_steps") or closes:
-        batches.on_evaluation.append(_on_evaluation)
-        from torch.autograd import profiler
+    batches.on_evaluation.append(_on_evaluation)
+    from torch.autograd import profiler
 
-        for name in ("_prepare_profiler", "_enable_profiler"):
-            setattr(profiler, name, _noticed(getattr(profiler, name)))
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        setattr(profiler, name, _noticed(getattr(profiler, name)))
 
 
 def begin() -> None:
     """Prepare a requested profile: measure no step before it, and permit py-spy to trace this process (Yama)."""
     if record.settings.get("profile_seconds"):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+        allow_tracing()
     boundaries.measuring.measured_from = None if asked() else 0
+
+
+def allow_tracing() -> None:
+    """Permit any process of this user to trace this one, where Yama restricts it to parents."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+
+
+def begin_on_demand(tell: Callable[[str, Any], None]) -> _Window:
+    """Begin another window, whose outcome ``tell`` gets instead of the record. Return the state to restore after it."""
+    global state
+    before, state = state, _Window()
+    state.on_demand, state.tell = True, tell
+    return before
+
+
+def end_on_demand(before: _Window) -> None:
+    """Go on with the state ``before`` of :func:`begin_on_demand`."""
+    global state
+    state = before
 
 
 def forget() -> None:
@@ -110,7 +130,7 @@ def forget() -> None:
 def finish() -> None:
     """Write the trace so far if the program ends while torch's profiler runs."""
     if state.profiler is not None:
-        _carefully(_write, boundaries.steps.begun)
+        carefully(_write, boundaries.steps.begun)
 
 
 def abandon() -> None:
@@ -126,7 +146,7 @@ def abandon() -> None:
 def _on_step(number: int) -> None:
     """Advance the profiling window at step ``number``: begin it once warm; after it, set the first measured step."""
     state.evaluating = 0
-    if boundaries.measuring.measured_from is not None or watching.busy():
+    if boundaries.measuring.measured_from is not None or watching.busy() or state.on_demand:
         return
     if number < max(gate.LEAST_WARM, record.number("warmup") or 0):
         return
@@ -170,15 +190,15 @@ def _on_evaluation() -> None:
         return
     state.evaluating += 1
     if state.evaluating > MOST_EVALUATING:
-        _carefully(_write, boundaries.steps.begun)
+        carefully(_write, boundaries.steps.begun)
 
 
 def _over(part: Callable[[int], bool], number: int) -> bool:
     """True if ``part``, which advances a profiler's window to step ``number``, says that it is over, or fails."""
-    return _carefully(part, number) is not False
+    return carefully(part, number) is not False
 
 
-def _carefully(action: Callable[..., Any], *given: Any) -> Any:
+def carefully(action: Callable[..., Any], *given: Any) -> Any:
     """Return ``action(*given)``. An error ends the profiling: return None, or raise it again if it is the program's."""
     try:
         return action(*given)
@@ -191,24 +211,27 @@ def _carefully(action: Callable[..., Any], *given: Any) -> Any:
 def _torch_is_over(number: int) -> bool:
     """Advance torch's profiler. True if its window is over, was not asked for, or cannot begin."""
     active = record.number("profile_steps") or record.number("closing_steps")
-    if state.torch_over or not active:
-        return True
+    if not state.torch_over and active:
+        advance(number, active)
+    return state.torch_over or not active
+
+
+def advance(number: int, active: int) -> None:
+    """Advance torch's profiler to step ``number``: start it, go on, or end it after ``active`` steps and tell so."""
     if state.profiler is None:
         reason = _own_profiler()
         if reason is not None:
             state.torch_over = True
-            record.note("not_profiled", reason)
-            return True
+            state.tell("not_profiled", reason)
+            return
         _start(active)
         state.first = number + WARMUP
-        return False
-    if number < state.first + active:
+    elif number < state.first + active:
         _call(state.profiler.step)
         if number == state.first:
             state.start_ns = monotonic_ns()
-        return False
-    _write(number)
-    return True
+    else:
+        _write(number)
 
 
 def _start(active: int) -> None:
@@ -234,7 +257,7 @@ def _write(number: int) -> None:
     profiler, end_ns = state.profiler, monotonic_ns()
     if number <= state.first:
         abandon()
-        record.note("not_profiled", "the program ended before torch.profiler was warm")
+        state.tell("not_profiled", "the program ended before torch.profiler was warm")
         return
     offset, error_ns = _realtime_minus_monotonic()
     offsets = (state.clock[0], offset)
@@ -242,7 +265,7 @@ def _write(number: int) -> None:
     abandon()
     name = f"{os.getpid()}-{end_ns}{TRACE}"
     profiler.export_chrome_trace(os.path.join(record.folder(), name))
-    record.note("torch_profiler", (name, (state.start_ns, end_ns, state.first, number - 1), offsets, error_ns))
+    state.tell("torch_profiler", (name, (state.start_ns, end_ns, state.first, number - 1), offsets, error_ns))
 
 
 def _call(action: Callable[[], None]) -> None:
@@ -355,7 +378,7 @@ def _give_up(error: Exception) -> None:
         guard.let_through(another)  # The profiler cannot be stopped.
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno})" if frames else ""
-    record.note("profile_fault", f"{type(error).__name__}: {error}"[:500] + place)
+    state.tell("profile_fault", f"{type(error).__name__}: {error}"[:500] + place)
 
 
 # ---- a profiler of the program's own
@@ -380,7 +403,7 @@ def _give_way() -> None:
             abandon()
         except Exception as error:
             guard.let_through(error)  # torch then reports the second profiler to the program
-        record.note("not_profiled", "the program started its own profiler")
+        state.tell("not_profiled", "the program started its own profiler")
 
 
 def _own_profiler() -> str | None:

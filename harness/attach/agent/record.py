@@ -82,6 +82,7 @@ def _forked() -> None:
         guard,
         inspection,
         loading,
+        on_demand,
         own_time,
         padding,
         profiling,
@@ -100,6 +101,7 @@ def _forked() -> None:
     inspection.forget()
     padding.forget()
     repeats.forget()
+    on_demand.forget()
     guard.carefully(profiling.forget)
     guard.carefully(causes.forget)
     guard.carefully(own_time.forget)

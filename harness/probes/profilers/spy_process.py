@@ -56,17 +56,21 @@ class SpyFailed(Exception):  # noqa: N818 - an outcome, reported once
 
 
 class SpyRecording:
-    """One run of ``py-spy record``, which samples this process and its children from construction until :meth:`end`.
+    """One run of ``py-spy record``, which samples a process and its children from construction until :meth:`end`.
 
-    ``options``: further arguments of py-spy, such as the format of its file. ``output``: the file that py-spy writes
-    when it ends. ``metronome``: True to start a :class:`Metronome` too. Raises SpyFailed if py-spy does not start.
+    ``pid``: the process; None: this one. ``options``: further arguments of py-spy, such as the format of its file.
+    ``output``: the file that py-spy writes when it ends. ``metronome``: True to start a :class:`Metronome` too. Raises
+    SpyFailed if py-spy does not start.
     """
 
-    def __init__(self, options: Sequence[str], output: Path, *, metronome: bool = False) -> None:
+    def __init__(
+        self, options: Sequence[str], output: Path, *, metronome: bool = False, pid: int | None = None
+    ) -> None:
         binary = find_py_spy()
         if binary is None:
             raise SpyFailed("py-spy: not found next to this Python or on PATH; fix: pip install 'py-spy>=0.4'")
-        command = [binary, "record", "--pid", str(os.getpid()), "--subprocesses", "--hideprogress", *options]
+        self._pid = pid or os.getpid()
+        command = [binary, "record", "--pid", str(self._pid), "--subprocesses", "--hideprogress", *options]
         self.output = output
         self.samples = self.errors = 0
         self._printed = b""
@@ -143,7 +147,7 @@ class SpyRecording:
 
     def _unsampled(self) -> str | None:
         """Return why py-spy cannot sample this process, from its log; None if it can, or has not reported it yet."""
-        failure = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
+        failure = re.search(rf"Failed to profile python from process {self._pid}: (.*)", self._read_log())
         return None if failure is None else failure[1].strip()
 
     def _read_log(self) -> str:

@@ -49,25 +49,25 @@ class Changes:
     """Messages to every browser that listens to them (server-sent events)."""
 
     def __init__(self) -> None:
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._messages: list[str] = []
 
     def tell(self, message: str) -> None:
         """Send one line to each browser that listens now; later ones get only what follows."""
-        with self._told:
+        with self._changed:
             self._messages.append(message)
-            self._told.notify_all()
+            self._changed.notify_all()
 
     def follow(self) -> Iterator[str]:
         """Yield each message from now on, and "" after each ``ALIVE_S`` seconds without one. Never ends."""
         seen = len(self._messages)
         while True:
-            with self._told:
+            with self._changed:
                 if len(self._messages) == seen:
-                    self._told.wait(ALIVE_S)
-                told = self._messages[seen:]
-            seen += len(told)
-            yield from told or [""]
+                    self._changed.wait(ALIVE_S)
+                unsent = self._messages[seen:]
+            seen += len(unsent)
+            yield from unsent or [""]
 
 
 class Route(NamedTuple):

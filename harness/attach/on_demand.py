@@ -1,0 +1,109 @@
+"""Profile a program that ``harness exec`` records while it runs: ask its agent (``agent/on_demand.py``), and wait."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.attach.agent.events import PROFILE_ASKED, PROFILE_DONE, PROFILE_OVER, PROFILE_READY, SUFFIX
+from harness.attach.live import RecordedProgram
+from harness.machine.files import ROOT
+from harness.probes.profilers.py_spy import TRACE, PySpySettings, options
+from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
+from harness.probes.profilers.torch_session import keep
+from harness.study.traces.kineto import file_name
+from trainer.errors import InputError
+from trainer.files import write_bytes, write_text
+
+ANSWER_LOOK_S = 0.1
+
+
+class NotProfiled(Exception):  # noqa: N818 - an outcome, reported once
+    """The program was not profiled; the message is one line with the reason."""
+
+
+def process_of(program: RecordedProgram, target: str | None) -> int:
+    """Return the process to profile: ``target`` if it is the id of one that records steps, else the first that does.
+
+    Raises InputError if none does.
+    """
+    recorded = {int(path.name.partition("-")[0]) for path in program.raw.glob(f"*{SUFFIX}")}
+    pids = [pid for pid in program.pids if pid in recorded]
+    if target is not None and target.isdecimal() and int(target) in pids:
+        return int(target)
+    if not pids:
+        raise InputError(f"profile: {program.raw.parent}: no process of this program has recorded a step")
+    return pids[0]
+
+
+def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, limit_s: float) -> tuple[Path, int]:
+    """Record ``steps`` steps of process ``pid`` with torch.profiler; return its trace in ``folder`` and their number.
+
+    Raises NotProfiled if the program cannot be profiled, ends, or answers only after ``limit_s`` seconds.
+    """
+    answer = _ask(program, pid, {"steps": steps}, PROFILE_DONE, limit_s)
+    recorded = program.raw / Path(str(answer["trace"])).name
+    trace = folder / file_name("main")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        keep(recorded, trace)
+    finally:
+        recorded.unlink(missing_ok=True)
+    return trace, int(answer["steps"])
+
+
+def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: Path, limit_s: float) -> Path:
+    """Sample the stacks of process ``pid`` and its children for ``seconds``; return the trace in ``folder``.
+
+    Raises NotProfiled as :func:`profile_torch` does.
+    """
+    _ask(program, pid, {"seconds": seconds}, PROFILE_READY, limit_s)
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / "py-spy.trace.json"
+    try:
+        recording = SpyRecording(options(PySpySettings(seconds=seconds), "chrometrace"), output, pid=pid)
+        try:
+            time.sleep(seconds)
+        finally:
+            recording.end()
+        write_bytes(folder / TRACE, gzip.compress(output.read_bytes(), 6))
+    except SpyFailed as error:
+        raise NotProfiled(str(error)) from error
+    finally:
+        output.unlink(missing_ok=True)
+        _file(program, pid, PROFILE_OVER).touch()
+    _answer(program, pid, PROFILE_DONE, limit_s)
+    _file(program, pid, PROFILE_OVER).unlink(missing_ok=True)
+    return folder / TRACE
+
+
+def _ask(program: RecordedProgram, pid: int, request: dict[str, float], what: str, limit_s: float) -> dict[str, Any]:
+    """Send ``request`` to process ``pid`` and return the content of its answer, the file ``what``."""
+    for old in (PROFILE_READY, PROFILE_OVER, PROFILE_DONE):
+        _file(program, pid, old).unlink(missing_ok=True)
+    write_text(_file(program, pid, PROFILE_ASKED), json.dumps(request))
+    return _answer(program, pid, what, limit_s)
+
+
+def _answer(program: RecordedProgram, pid: int, what: str, limit_s: float) -> dict[str, Any]:
+    until_s = time.monotonic() + limit_s
+    while time.monotonic() < until_s:
+        for name in {what, PROFILE_DONE}:
+            if (file := _file(program, pid, name)).exists():
+                answer: dict[str, Any] = json.loads(file.read_text())
+                file.unlink()
+                if "error" in answer:
+                    raise NotProfiled(f"process {pid}: {answer['error']}")
+                return answer
+        if not (ROOT / "proc" / str(pid)).exists() or not program.raw.is_dir():
+            raise NotProfiled(f"process {pid} ended before it was profiled")
+        time.sleep(ANSWER_LOOK_S)
+    _file(program, pid, PROFILE_ASKED).unlink(missing_ok=True)
+    raise NotProfiled(f"process {pid} did not answer within {limit_s:g} s: no step ended, or its steps are longer")
+
+
+def _file(program: RecordedProgram, pid: int, what: str) -> Path:
+    return program.raw / f"{pid}.{what}"
