@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-POLICIES = [ROOT / "harness" / room / "policy.py" for room in ("explain", "judge", "show", "regress", "audit")]
-AGENT = ROOT / "harness" / "attach" / "agent"  # loads nothing of the product: it has copies
+from tests.sources import ROOT, trees
+
+POLICIES = [f"harness.{room}.policy" for room in ("explain", "judge", "show", "regress", "audit")]
+AGENT = "harness.attach.agent"  # loads nothing of the product: it has copies
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, float]]:
@@ -41,32 +41,30 @@ def _names(value: ast.expr) -> bool:
     return any(isinstance(part, ast.Name) for part in ast.walk(value))
 
 
-def defined(files: list[Path]) -> dict[str, list[tuple[Path, float]]]:
+def defined(modules: Mapping[str, ast.Module]) -> dict[str, list[tuple[str, float]]]:
     found = defaultdict(list)
-    for file in files:
-        for name, value in constants(ast.parse(file.read_text())):
-            found[name].append((file, value))
+    for module, tree in modules.items():
+        for name, value in constants(tree):
+            found[name].append((module, value))
     return found
 
 
 def test_each_number_has_a_name_of_its_own() -> None:
-    files = [path for top in ("harness", "trainer") for path in sorted((ROOT / top).rglob("*.py"))]
-    product = defined([path for path in files if AGENT not in path.parents])
+    product = defined({name: tree for name, tree in trees().items() if not name.startswith(AGENT)})
     assert {name: places for name, places in product.items() if len(places) > 1} == {}
-    for name, copies in defined([path for path in files if AGENT in path.parents]).items():
+    for name, copies in defined({name: tree for name, tree in trees().items() if name.startswith(AGENT)}).items():
         values = {value for _, value in [*copies, *product.get(name, [])]}
         assert len(values) == 1, name
 
 
-def test_a_name_that_two_modules_define_is_found(tmp_path: Path) -> None:
-    for module, text in {"one": "MOST_STEPS = 2 ** 4", "two": "MOST_STEPS: float = 5 * 1.0  # steps"}.items():
-        (tmp_path / f"{module}.py").write_text(text)
-    assert [value for _, value in defined(sorted(tmp_path.iterdir()))["MOST_STEPS"]] == [16, 5.0]
+def test_a_name_that_two_modules_define_is_found() -> None:
+    modules = {"one": ast.parse("MOST_STEPS = 2 ** 4"), "two": ast.parse("MOST_STEPS: float = 5 * 1.0  # steps")}
+    assert defined(modules)["MOST_STEPS"] == [("one", 16), ("two", 5.0)]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.parent.name)
-def test_each_entry_says_its_unit_its_reason_and_its_test(policy: Path) -> None:
-    body = ast.parse(policy.read_text()).body
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_entry_says_its_unit_its_reason_and_its_test(policy: str) -> None:
+    body = trees()[policy].body
     entries = [place for place, node in enumerate(body) if isinstance(node, ast.Assign | ast.AnnAssign)]
     assert entries
     for place in entries:

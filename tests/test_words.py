@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.sources import MODULES, ROOT, nodes
+
 # Replaced word -> what is said instead (docs/concepts/glossary.md).
 REPLACED = {
     **dict.fromkeys(("contest", "contests"), "comparison"),
@@ -69,19 +70,15 @@ ONLY_IN = {
 }
 
 
+@cache
 def parts(identifier: str) -> list[str]:
     """Split an identifier at underscores and capitals: ``_TurnTotals`` is turn, totals."""
     return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
 
 
-@cache
-def identifiers(source: str) -> tuple[tuple[str, int], ...]:
-    """Every name that the code gives or uses, with its line."""
-    return tuple(_identifiers(ast.parse(source)))
-
-
-def _identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+def identifiers(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield every name that the code gives or uses, with its line."""
+    for node in nodes:
         if isinstance(node, ast.Name):
             yield node.id, node.lineno
         elif isinstance(node, ast.Attribute):
@@ -92,10 +89,10 @@ def _identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.name, node.lineno
 
 
-def replaced_words(source: str, path: str) -> list[str]:
+def replaced_words(names: Iterable[tuple[str, int]], path: str) -> list[str]:
     """One line for each identifier with a replaced word: where it is, the word, and what to say."""
     found = []
-    for name, line in identifiers(source):
+    for name, line in names:
         allowed = name in ALLOWED and path in ONLY_IN.get(name, {path})
         if (whole := name.lstrip("_")) in REPLACED_NAMES:
             found.append(f"{path}:{line}: {name}: say {REPLACED_NAMES[whole]}")
@@ -104,26 +101,24 @@ def replaced_words(source: str, path: str) -> list[str]:
     return found
 
 
-SOURCES = {
-    str(path.relative_to(ROOT)): path.read_text()
-    for room in ("harness", "trainer")
-    for path in sorted((ROOT / room).rglob("*.py"))
-}
+@cache
+def used() -> dict[str, list[tuple[str, int]]]:
+    """Return the identifiers of each file of the product."""
+    return {str(path.relative_to(ROOT)): list(identifiers(nodes(module))) for module, path in MODULES.items()}
 
 
 def test_no_identifier_uses_a_replaced_word() -> None:
-    found = [line for path, source in SOURCES.items() for line in replaced_words(source, path)]
+    found = [line for path, names in used().items() for line in replaced_words(names, path)]
     assert not found, "\n".join(found)
 
 
 def test_no_module_is_named_by_a_replaced_word() -> None:
-    named = {path for path in SOURCES if set(parts(Path(path).stem)) & set(REPLACED)}
+    named = {path for path in used() if set(parts(Path(path).stem)) & set(REPLACED)}
     assert named == {"harness/show/words.py"}  # the house's plan names it: how numbers are worded
 
 
 def test_every_allowed_name_is_still_needed() -> None:
-    used = {name for source in SOURCES.values() for name, _ in identifiers(source)}
-    assert set(ALLOWED) <= used
+    assert set(ALLOWED) <= {name for names in used().values() for name, _ in names}
 
 
 @pytest.mark.parametrize(
@@ -141,8 +136,9 @@ def test_every_allowed_name_is_still_needed() -> None:
     ],
 )
 def test_the_check_finds_each_kind_of_identifier(source: str) -> None:
-    assert len(replaced_words(source, "harness/some.py")) == 1
+    assert len(replaced_words(identifiers(ast.walk(ast.parse(source))), "harness/some.py")) == 1
 
 
 def test_a_word_inside_another_word_is_no_replaced_word() -> None:
-    assert not replaced_words("def returned(keywords): return keywords.sword", "harness/some.py")
+    tree = ast.parse("def returned(keywords): return keywords.sword")
+    assert not replaced_words(identifiers(ast.walk(tree)), "harness/some.py")

@@ -41,7 +41,7 @@ def configured(corpus: Path, choices: dict[str, Any] | None = None, **sections: 
         **sections.pop("data", {}),
     }
     defaults = {
-        "model": {"family": "gpt2", "preset": "gpt2-small", "layers": 1, "width": 32, "heads": 2},
+        "model": {"family": "gpt2", "preset": "gpt2-tiny", "layers": 1, "width": 32, "heads": 2},
         "compute": {"device": "cpu", "threads": 1},
         "evaluation": {"fraction": 0.2, "batches": 1},
     }
@@ -195,7 +195,7 @@ def own_shape(vocab_size: int) -> Any:
     from trainer.config import ModelConfig
     from trainer.model import resolve_shape
 
-    model = {"family": "gpt2", "preset": "gpt2-small", "layers": 1, "width": 32, "heads": 2}
+    model = {"family": "gpt2", "preset": "gpt2-tiny", "layers": 1, "width": 32, "heads": 2}
     return resolve_shape(ModelConfig.model_validate(model), vocab_size, 128)
 
 

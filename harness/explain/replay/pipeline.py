@@ -164,10 +164,18 @@ def build(
     tape = recording.once(("tape", workers, exact), lambda: tape_of(recording, workers, exact=exact))
     costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), tape.batches)
     host = (then.main, now.main)
-    built = [
-        _program(recording, number, edits, scale * grown, host, tape, exact=exact, merged=merged)
-        for number in range(len(recording.classes))
-    ]
+
+    def built_programs() -> list[tuple[Program, float]]:
+        return [
+            _program(recording, number, edits, scale * grown, host, tape, exact=exact, merged=merged)
+            for number in range(len(recording.classes))
+        ]
+
+    # Most replays edit only the batches. Their programs are the same.
+    if edits.device is None and edits.sync == "on" and not edits.without and scale * grown == 1 and then == now:
+        built = recording.once(("programs", workers, host, exact, merged), built_programs)
+    else:
+        built = built_programs()
     programs = tuple(program for program, _ in built)
     main_ns = np.array([cpu for _, cpu in built])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
@@ -311,7 +319,7 @@ def _program(
             operations.append(Operation("fetch", 0, 0, 0))
         elif event.kind == "host":
             duration, cpu = _host_time(event, edits, scale, recording.asynchronous)
-            cpu_ns += float(cpu.mean())
+            cpu_ns += float(np.add.reduce(cpu)) / len(cpu)  # the value of mean(), in half the time
             duration = stretched(duration, cpu, stretch)
             if merged and operations and operations[-1].kind == "host":
                 rows[-1] = rows[-1] + duration
@@ -409,7 +417,7 @@ def together(pipelines: Sequence[Pipeline]) -> Pipeline:
     programs = []
     for variants in zip(*(pipeline.programs for pipeline in pipelines), strict=True):
         durations = [program.durations for program in variants]
-        alike = all(np.array_equal(durations[0], values) for values in durations[1:])
+        alike = all(values is durations[0] or np.array_equal(durations[0], values) for values in durations[1:])
         rows, _, members = durations[0].shape
         joined = (
             np.broadcast_to(durations[0], (rows, len(variants), members))

@@ -278,11 +278,16 @@ def test_the_folder_of_a_scenario_is_its_newest_study(
 class TestReportWithoutTables:
     """What was reported once is not replaced by a page of nothing when the tables are gone."""
 
+    @pytest.fixture(scope="class")
+    def whole(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("reported")
+        write(StudyFolder(folder), *build([Arm("text", tokenize=3.0), Arm("tokens")], [("text", "tokens")], blocks=3))
+        assert harness("report", str(folder)).returncode == 0
+        return folder
+
     @pytest.fixture
-    def reported(self, tmp_path: Path) -> StudyFolder:
-        write(StudyFolder(tmp_path), *build([Arm("text", tokenize=3.0), Arm("tokens")], [("text", "tokens")], blocks=3))
-        assert harness("report", str(tmp_path)).returncode == 0
-        return StudyFolder(tmp_path)
+    def reported(self, whole: Path, tmp_path: Path) -> StudyFolder:
+        return StudyFolder(Path(shutil.copytree(whole, tmp_path / "study")))
 
     def refused_and_untouched(self, folder: StudyFolder) -> str:
         before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}

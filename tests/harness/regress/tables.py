@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,17 @@ def recorded(one: RunData, **changes: Any) -> RunData:
     return replace(one, record=replace(one.record, **changes))
 
 
-def study(
-    change: float = 0.0, blocks: int = 9, repetitions: int = 8, seed: int = 0, spread: float = 0.002, **head: Any
-) -> tuple[StudyRecord, list[RunData]]:
-    """A comparison in which the head takes ``change`` longer. ``head``: further settings of its tables."""
+def study(change: float = 0.0, **settings: Any) -> tuple[StudyRecord, list[RunData]]:
+    """A comparison in which the head takes ``change`` longer; as :func:`_study`, made and measured once."""
+    record, runs = _study(change, **settings)
+    return record, [*runs]
+
+
+@lru_cache(8)
+def _study(
+    change: float, blocks: int = 9, repetitions: int = 8, seed: int = 0, spread: float = 0.002, **head: Any
+) -> tuple[StudyRecord, tuple[RunData, ...]]:
+    """``head``: further settings of its tables."""
     generator = np.random.default_rng(seed)
     runs = []
     for block in range(blocks):
@@ -75,4 +83,4 @@ def study(
         ArmRecord(HEAD, contest="x", code=CodeRecord("", "", "bbb")),
     ]
     pairs = [ComparisonRecord(BASE, HEAD)]
-    return StudyRecord("tiny", "?", "done", blocks=blocks, arms=arms, comparisons=pairs), runs
+    return StudyRecord("tiny", "?", "done", blocks=blocks, arms=arms, comparisons=pairs), tuple(runs)

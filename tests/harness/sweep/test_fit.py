@@ -44,8 +44,18 @@ def test_without_noise_the_optimum_is_the_curve_s() -> None:
     assert (found.ci_low, found.ci_high) == (pytest.approx(GRID[4]), pytest.approx(GRID[6]))
 
 
-@pytest.mark.parametrize("rates", [GRID, sorted([*GRID, *[rate * 1.4 for rate in GRID]]), sorted(GRID * 2)])
-@pytest.mark.parametrize("noise", [0.003, 0.01])
+DENSE = sorted([*GRID, *[rate * 1.4 for rate in GRID]])
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rates"),
+    [
+        (0.003, GRID), (0.01, DENSE), (0.01, sorted(GRID * 2)),
+        pytest.param(0.01, GRID, marks=AT_NIGHT), pytest.param(0.003, DENSE, marks=AT_NIGHT),
+        pytest.param(0.003, sorted(GRID * 2), marks=AT_NIGHT),
+    ],
+)  # fmt: skip
 def test_the_vertex_s_intervals_hold_that_of_a_quadratic_as_often_as_they_say(rates: list[float], noise: float) -> None:
     draws = np.random.default_rng(1).standard_normal((SEEDS, len(rates))) * noise
     losses = np.array([curve(rate) for rate in rates]) + draws
@@ -116,8 +126,7 @@ def held_and_fitted(sweeps: Iterable[DrawnSweep]) -> tuple[int, int]:
     return sum(held), len(held)
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("curve", ["ten times", "exponential"])
+@pytest.mark.parametrize(("curve", "search"), zip(2 * ["ten times", "exponential"], SEARCHES, strict=True))
 def test_intervals_of_close_rates_hold_the_minimum_in_95_percent(curve: str, search: str) -> None:
     """One standard error in place of the test of a difference holds too few of the curves ten times as steep."""
     held, number = held_and_fitted(SEARCHES[search](curve, 0.3, 200))  # noise: a third of what a factor of 2 adds

@@ -87,8 +87,20 @@ def test_predictions_hold_the_truth_of_curves_with_noise(tau: float) -> None:
     assert held >= 0.95 * made
 
 
-@pytest.mark.parametrize("curve", ["two parabolas", "ten times", "cliff", "straight sides"])
-@pytest.mark.parametrize(("rates", "noise"), [(16, 0.1), (24, 0.3)])
+EVERY_DAY = {("two parabolas", 16), ("ten times", 24), ("cliff", 24), ("straight sides", 16)}
+
+
+@pytest.mark.parametrize(
+    ("curve", "rates", "noise"),
+    [
+        pytest.param(
+            *(curve, rates, noise),
+            marks=() if (curve, rates) in EVERY_DAY else (pytest.mark.slow, pytest.mark.nightly),
+        )
+        for curve in ("two parabolas", "ten times", "cliff", "straight sides")
+        for rates, noise in ((16, 0.1), (24, 0.3))
+    ],
+)
 def test_projections_of_noisy_optima_hold_the_best_rate(curve: str, rates: int, noise: float) -> None:
     """Curves that are steeper on one side, whose best rates follow a power law exactly."""
     found = projection_coverage(drawn_projections(curve, rates, noise, 150))

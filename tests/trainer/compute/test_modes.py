@@ -174,21 +174,16 @@ def returned(graphs: list[torch.fx.Graph]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("model", [TINY, MASKED, {**TINY, "preset": "llama-tiny"}], ids=["gpt2", "distilbert", "llama"])
-def test_a_compiled_model_trains_alike_and_returns_its_loss_alone(
+def test_a_compiled_model_trains_alike_returns_its_loss_alone_and_takes_no_mask(
     model: dict[str, Any], graphs: list[torch.fx.Graph]
 ) -> None:
     model = model | {"layers": 1}
     assert losses(model | {"compile": True}) == losses(model)
     assert returned(graphs) == [()]
-
-
-@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny"])
-def test_compiled_attention_over_joined_documents_takes_no_mask(preset: str, graphs: list[torch.fx.Graph]) -> None:
-    """With a mask it takes twice as long on an H200."""
-    losses({**TINY, "preset": preset, "layers": 1, "compile": True}, steps=1)
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    calls = [node.kwargs for graph in graphs for node in graph.nodes if node.target is sdpa]
-    assert [(one["attn_mask"], one["is_causal"]) for one in calls] == [(None, True)]
+    if model["preset"] != "distilbert":  # over joined documents, a mask takes twice as long on an H200
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        calls = [node.kwargs for graph in graphs for node in graph.nodes if node.target is sdpa]
+        assert [(one["attn_mask"], one["is_causal"]) for one in calls] == [(None, True)]
 
 
 def test_a_batch_without_labels_trains_nothing_and_compiles_nothing_more(graphs: list[torch.fx.Graph]) -> None:

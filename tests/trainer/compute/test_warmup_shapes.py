@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cuda_stream import Declared
 from tests.gpu.jobs.warmups import warm_up
 from tests.recorded_turns import replayed
 from tests.studies import unpacked
@@ -15,8 +16,11 @@ from tests.warmup_shapes import KINDS, draw_shape, ending_of
 SHAPES = [draw_shape(number) for number in range(4 * len(KINDS))]  # python -m tests.warmup_shapes draws 350
 
 
-def test_measured_steps_are_as_slow_as_those_of_a_long_run_after_a_few_more_steps() -> None:
-    found = [ending_of(*shape) for shape in SHAPES]
+@pytest.mark.parametrize("shapes", [SHAPES[::2], pytest.param(SHAPES, marks=(pytest.mark.slow, pytest.mark.nightly))])
+def test_measured_steps_are_as_slow_as_those_of_a_long_run_after_a_few_more_steps(
+    shapes: list[tuple[str, Declared]],
+) -> None:
+    found = [ending_of(*shape) for shape in shapes]
     assert np.mean([one.too_fast for one in found]) <= 0.01
     assert np.percentile([one.too_fast for one in found], 95) <= 0.01
     assert np.percentile([one.extra for one in found], 95) <= 10

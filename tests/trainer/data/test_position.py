@@ -32,8 +32,16 @@ def batches_of(pipeline: BatchPipeline, count: int) -> list[Batch]:
     return found  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("access", ["scalar", "zero-copy"])
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(
+    ("access", "shuffle"),
+    [
+        ("scalar", True), ("zero-copy", False),
+        pytest.param("scalar", False, marks=AT_NIGHT), pytest.param("zero-copy", True, marks=AT_NIGHT),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_goes_on_after_every_batch(make_config: Make, path: str, access: str, shuffle: bool) -> None:
     config = make_config(path=path, access=access, shuffle=shuffle)

@@ -17,8 +17,8 @@ from tests.examples import examples
 from tests.trainer.data.corpus.corpora import WRITERS, arrow, compressed, jsonl, parquet
 from trainer.config import CorpusConfig
 from trainer.data import cache
-from trainer.data.corpus import Corpus, by_row, iter_texts, prepare_corpus
-from trainer.data.corpus.base import MAX_ROW_GROUP_BYTES
+from trainer.data.corpus import Corpus, base, by_row, iter_texts, prepare_corpus, reading, tables
+from trainer.data.corpus import text as text_files
 from trainer.data.train_tokenizer import sample
 from trainer.errors import InputError
 
@@ -105,17 +105,17 @@ def test_lines_that_are_none(tmp_path: Path, content: bytes, line: str) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_million_empty_documents_are_no_corpus(tmp_path: Path, name: str) -> None:
-    """Ten thousand; test_many_empty_documents has more."""
-    path = WRITERS[name](tmp_path, [""] * (20 if name == "text files" else 10_000))
+    """Two thousand; test_many_empty_documents has more."""
+    path = WRITERS[name](tmp_path, [""] * (20 if name == "text files" else 2_000))
     assert "all of them empty" in refused(path)
 
 
 def test_many_empty_documents_are_read_in_small_lists(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": ""}\n' * 300_000 + '{"text": "a"}\n')
+    path.write_text('{"text": ""}\n' * 100_000 + '{"text": "a"}\n')
     corpus = prepare_corpus(CorpusConfig(path=str(path)))
-    assert (corpus.documents, corpus.empty) == (300_001, 300_000)
-    assert sum(map(len, iter_texts(corpus))) == 300_001
+    assert (corpus.documents, corpus.empty) == (100_001, 100_000)
+    assert sum(map(len, iter_texts(corpus))) == 100_001
     assert list(sample(corpus, 1000)) == ["a"]
 
 
@@ -166,9 +166,21 @@ def write_large(folder: Path, name: str, documents: list[str]) -> Path:
     return WRITERS[name](folder, documents)
 
 
+GROUP_BYTES = 4 * 2**20
+
+
+@pytest.fixture
+def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the bytes are read and handed on at once, so that a quarter of a corpus is as large beside them."""
+    for module in (base, reading, tables):
+        monkeypatch.setattr(module, "MAX_ROW_GROUP_BYTES", GROUP_BYTES)
+    monkeypatch.setattr(text_files, "BLOCK", text_files.BLOCK // 4)
+
+
+@pytest.mark.usefixtures("_small_groups")
 @pytest.mark.parametrize("name", ["jsonl", "arrow stream", "one record batch", "parquet", "lines", "paragraphs"])
 def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name: str) -> None:
-    documents = [str(number) * 20_000 for number in range(1000, 1800)]  # 64 MB: four times what is handed on together
+    documents = [str(number) * 5_000 for number in range(1000, 1800)]  # 16 MB: four times what is handed on together
     path = write_large(tmp_path, name, documents)
     split = {"lines": "line", "paragraphs": "blank-line"}.get(name, "file")
     config = CorpusConfig.model_validate({"path": str(path), "split": split})
@@ -178,7 +190,7 @@ def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name:
     tracemalloc.start()
     try:
         for texts in iter_texts(corpus):
-            assert sum(map(len, texts)) <= MAX_ROW_GROUP_BYTES
+            assert sum(map(len, texts)) <= GROUP_BYTES
             assert texts[0] == documents[done]
             done += len(texts)
             most = max(most, pa.total_allocated_bytes() - before)
@@ -186,14 +198,15 @@ def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name:
     finally:
         tracemalloc.stop()
     assert done == len(documents)
-    assert most < 3 * MAX_ROW_GROUP_BYTES
-    assert peak < 5 * MAX_ROW_GROUP_BYTES  # the texts, and the block that they were cut from
+    assert most < 3 * GROUP_BYTES
+    assert peak < 5 * GROUP_BYTES  # the texts, and the block that they were cut from
 
 
+@pytest.mark.usefixtures("_small_groups")
 @pytest.mark.parametrize("name", ["jsonl", "arrow file", "parquet", "jsonl.zst", "text files"])
 def test_a_huge_document_among_small_ones(tmp_path: Path, name: str) -> None:
-    """Of 20 MB: above all limits of what is handed on together."""
-    huge = "0123456789abcde\n" * (20 * 2**16)
+    """Of 5 MB: above all limits of what is handed on together."""
+    huge = "0123456789abcde\n" * (5 * 2**16)
     documents = ["a", huge, "", "b"]
     corpus = prepare_corpus(CorpusConfig(path=str(WRITERS[name](tmp_path, documents))))
     assert (corpus.documents, corpus.empty) == (4, 1)

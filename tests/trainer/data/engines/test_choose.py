@@ -122,12 +122,12 @@ def test_one_engine_serves_several_threads_at_once(engine: str, corpus: Corpus) 
     pytest.importorskip(engine)
     text = HARD["a long document"] * 2
     found = load_tokenizer(prepared(corpus, engine=engine))
-    expected = found.encode_flat([text] * 4)
+    expected = found.encode_flat([text] * 2)
     alone = found.encode_flat([text])
-    assert np.array_equal(expected.ids, np.tile(alone.ids, 4))
-    assert np.array_equal(expected.lengths, np.tile(alone.lengths, 4))
+    assert np.array_equal(expected.ids, np.tile(alone.ids, 2))
+    assert np.array_equal(expected.lengths, np.tile(alone.lengths, 2))
     with ThreadPoolExecutor(3) as pool:
-        for encoded in pool.map(found.encode_flat, [[text] * 4] * 6):
+        for encoded in pool.map(found.encode_flat, [[text] * 2] * 6):
             assert np.array_equal(encoded.ids, expected.ids)
 
 
