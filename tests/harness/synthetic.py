@@ -139,8 +139,10 @@ def write(folder: StudyFolder, study: StudyRecord, runs: list[RunData]) -> None:
     for run in runs:
         folder.write_run(run.record)
         if run.steps is not None:
-            tables = [table.to_pydict() for table in (run.steps, run.spans, run.samples)]
+            tables = [{} if table is None else table.to_pydict() for table in (run.steps, run.spans, run.samples)]
             folder.write_tables(run.record.arm, run.record.block, *tables)
+            if run.spans is None:
+                (folder.run(run.record.arm, run.record.block) / "spans.parquet").unlink()
 
 
 def _record(arm: Arm, block: int, position: int, interleave: str) -> RunRecord:
