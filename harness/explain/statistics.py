@@ -128,8 +128,11 @@ def from_block_values(
     if blocks are few.
     ``alike``: similarity of neighbouring blocks, which may widen the interval further.
     """
-    if not values:
-        return None
+    return _of_block_values(tuple(values), confidence, alike) if values else None
+
+
+@lru_cache(maxsize=4096)  # A report asks for most estimates several times.
+def _of_block_values(values: tuple[float, ...], confidence: float, alike: Likeness | None) -> Estimate:
     in_time = np.asarray(values, dtype=np.float64)
     ordered = np.sort(in_time)
     n = len(ordered)

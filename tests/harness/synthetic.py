@@ -80,8 +80,12 @@ def build(
     noise: dict[str, float] | None = None,
     interleave: str = "slices",
     status: str = "done",
+    spans: bool = True,
 ) -> tuple[StudyRecord, list[RunData]]:
-    """A study of ``arms`` with ``steps`` measured steps (and one warmup step) per repetition."""
+    """A study of ``arms`` with ``steps`` measured steps (and one warmup step) per repetition.
+
+    ``spans``: False for runs without a spans table, which cannot be replayed. Replays take most of an analysis.
+    """
     spread = {**NOISE, **(noise or {})}
     generator = np.random.default_rng(seed)
     runs = []
@@ -103,11 +107,15 @@ def build(
                 record = replace(record, status="failed", error="killed by signal 9", exit_code=-9)
                 runs.append(RunData(record, None, None, None))
                 continue
-            stepped, spans = _simulate(arm, scale, start=(1 + block) * 10**12 + position * 100 * MS)
-            samples = _samples(arm, stepped["start_ns"])
-            tables = zip((STEP_COLUMNS, SPAN_COLUMNS, SAMPLE_COLUMNS), (stepped, spans, samples), strict=True)
-            steps_table, *others = (_table(columns, rows) for columns, rows in tables)
-            runs.append(RunData(record, steps_table, *others))
+            stepped, spanned = _simulate(arm, scale, start=(1 + block) * 10**12 + position * 100 * MS)
+            runs.append(
+                RunData(
+                    record,
+                    _table(STEP_COLUMNS, stepped),
+                    _table(SPAN_COLUMNS, spanned) if spans else None,
+                    _table(SAMPLE_COLUMNS, _samples(arm, stepped["start_ns"])),
+                )
+            )
     study = StudyRecord(
         scenario="synthetic",
         question="Does the truth come out?",
@@ -131,8 +139,10 @@ def write(folder: StudyFolder, study: StudyRecord, runs: list[RunData]) -> None:
     for run in runs:
         folder.write_run(run.record)
         if run.steps is not None:
-            tables = [table.to_pydict() for table in (run.steps, run.spans, run.samples)]
+            tables = [{} if table is None else table.to_pydict() for table in (run.steps, run.spans, run.samples)]
             folder.write_tables(run.record.arm, run.record.block, *tables)
+            if run.spans is None:
+                (folder.run(run.record.arm, run.record.block) / "spans.parquet").unlink()
 
 
 def _record(arm: Arm, block: int, position: int, interleave: str) -> RunRecord:
@@ -175,14 +185,13 @@ def _record(arm: Arm, block: int, position: int, interleave: str) -> RunRecord:
 def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns]:
     """Run the loop on paper: one serial loader worker at most one batch ahead per step, or everything inline."""
     steps: Columns = {name: [] for name, _ in STEP_COLUMNS}
-    spans: Columns = {name: [] for name, _ in SPAN_COLUMNS}
+    spans: list[tuple[Any, ...]] = []
     now, worker_free, pid = start, start, 1000
 
     def emit(role: str, name: str, batch: int, since: int, until: int) -> None:
         ids = (pid, pid) if role == "main" else (pid + 1, pid + 1)
         on_core = max(0, until - since - round(arm.off_core.get(name, 0.0) * MS))
-        for column, value in zip(spans, (*ids, role, 0, name, batch, since, until, on_core), strict=True):
-            spans[column].append(value)
+        spans.append((*ids, role, 0, name, batch, since, until, on_core))
 
     finished: list[int] = []
     for batch, factor in enumerate(scale.flatten()):
@@ -231,7 +240,8 @@ def _simulate(arm: Arm, scale: np.ndarray, start: int) -> tuple[Columns, Columns
             steps[name].append(value)
     for name, values in steps.items():
         steps[name] = values or [None] * len(steps["step"])  # no device, nothing measured of one
-    return steps, spans
+    columns = zip(*spans, strict=True)
+    return steps, {name: list(values) for (name, _), values in zip(SPAN_COLUMNS, columns, strict=True)}
 
 
 def _samples(arm: Arm, times: list[int]) -> Columns:

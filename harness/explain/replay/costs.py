@@ -91,7 +91,7 @@ def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
     ``cpu``: CPU time without contention. ``wall`` includes this time, stretched by the first factor.
     """
     then, now = stretch
-    return wall + np.minimum(wall, cpu * then) * (now / then - 1)
+    return wall if then == now else wall + np.minimum(wall, cpu * then) * (now / then - 1)
 
 
 def _expected(wanting: int, others: int, share: float, cores: int) -> float:

@@ -162,20 +162,9 @@ def build(
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
     tape = recording.once(("tape", workers, exact), lambda: tape_of(recording, workers, exact=exact))
-    costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), tape.batches)
+    costs, cpu_ns = _costs(recording, edits, workers, scale, (then.worker, now.worker), tape, exact=exact)
     host = (then.main, now.main)
-
-    def built_programs() -> list[tuple[Program, float]]:
-        return [
-            _program(recording, number, edits, scale * grown, host, tape, exact=exact, merged=merged)
-            for number in range(len(recording.classes))
-        ]
-
-    # Most replays edit only the batches. Their programs are the same.
-    if edits.device is None and edits.sync == "on" and not edits.without and scale * grown == 1 and then == now:
-        built = recording.once(("programs", workers, host, exact, merged), built_programs)
-    else:
-        built = built_programs()
+    built = _programs(recording, edits, workers, scale * grown, host, tape, exact=exact, merged=merged)
     programs = tuple(program for program, _ in built)
     main_ns = np.array([cpu for _, cpu in built])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
@@ -184,7 +173,10 @@ def build(
     in_flight = makers.in_flight(prefetch)
     gets_ahead = recording.asynchronous and edits.sync != "on"
     unmeasured = max(in_flight + 1 if in_flight else 0, AHEAD_STEPS if gets_ahead else 0)
-    order, measured, resumes = _steps(recording, unmeasured, most_steps, exact=exact, every_pause=gets_ahead)
+    order, measured, resumes = recording.once(
+        ("steps", unmeasured, most_steps, exact, gets_ahead),
+        lambda: _steps(recording, unmeasured, most_steps, exact=exact, every_pause=gets_ahead),
+    )
 
     def starts() -> NDArray[np.int64]:
         if exact:
@@ -195,7 +187,7 @@ def build(
         return recording.once(key, lambda: _starts(order, recording.step_class[tape.steps]))
 
     return Pipeline(
-        costs=np.stack(costs)[:, None, :],
+        costs=costs,
         tape_steps=len(tape.steps),
         starts=starts(),
         batches_per_step=len(tape.batches) // len(tape.steps) if tape.aligned and scale == 1 else None,
@@ -219,6 +211,53 @@ def build(
             edits.cores or recording.cores,
         ),
     )
+
+
+def _costs(
+    recording: Recording,
+    edits: Edits,
+    workers: int,
+    scale: float,
+    stretch: tuple[float, float],
+    tape: Tape,
+    *,
+    exact: bool,
+) -> tuple[Array, float]:
+    """Return :attr:`Pipeline.costs` and the mean CPU time (ns) to build a batch; cached if all is as recorded.
+
+    Results of other edits are not cached, because they would fill the memory.
+    """
+
+    def make() -> tuple[Array, float]:
+        costs, cpu_ns = batch_costs(recording, edits, workers, scale, stretch, tape.batches)
+        return np.stack(costs)[:, None, :], cpu_ns
+
+    as_recorded = workers == recording.workers and scale == 1 and stretch[0] == stretch[1] and not edits.stages
+    return recording.once(("costs", exact), make) if as_recorded else make()
+
+
+def _programs(
+    recording: Recording,
+    edits: Edits,
+    workers: int,
+    scale: float,
+    stretch: tuple[float, float],
+    tape: Tape,
+    *,
+    exact: bool,
+    merged: bool,
+) -> list[tuple[Program, float]]:
+    """Return the program of each class of steps, as :func:`_program` does; cached if all is as recorded."""
+
+    def make() -> list[tuple[Program, float]]:
+        numbers = range(len(recording.classes))
+        return [
+            _program(recording, number, edits, scale, stretch, tape, exact=exact, merged=merged) for number in numbers
+        ]
+
+    as_recorded = workers == recording.workers and scale == 1 and stretch[0] == stretch[1]
+    unedited = merged and edits.device is None and edits.sync == "on" and not edits.without
+    return recording.once(("programs", exact), make) if as_recorded and unedited else make()
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
@@ -319,7 +358,7 @@ def _program(
             operations.append(Operation("fetch", 0, 0, 0))
         elif event.kind == "host":
             duration, cpu = _host_time(event, edits, scale, recording.asynchronous)
-            cpu_ns += float(np.add.reduce(cpu)) / len(cpu)  # the value of mean(), in half the time
+            cpu_ns += event.mean_cpu if cpu is event.cpu else float(cpu.mean())
             duration = stretched(duration, cpu, stretch)
             if merged and operations and operations[-1].kind == "host":
                 rows[-1] = rows[-1] + duration
@@ -400,7 +439,7 @@ def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> 
         return event.duration * 0.0, event.cpu * 0.0
     if not asynchronous and event.phase in COMPUTED:
         factor = (scale if event.phase in PER_SAMPLE else 1.0) / (edits.device or 1.0)
-    return event.duration * factor, event.cpu * factor
+    return (event.duration, event.cpu) if factor == 1 else (event.duration * factor, event.cpu * factor)
 
 
 def tokens_per_step(recording: Recording, edits: Edits) -> float | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
@@ -71,6 +72,10 @@ class Event:
     duration: Array  # time on the host or device; sync: time after the end of the awaited work
     cpu: Array  # host: CPU time of the main thread
     queueing: Array  # launch: minimum time from the start of queueing to the end on the device
+
+    @cached_property
+    def mean_cpu(self) -> float:
+        return float(self.cpu.mean())
 
     def of_members(self, members: NDArray[np.int64]) -> Event:
         """Return the event with only these steps of its class; ``members``: their indices."""

@@ -294,8 +294,8 @@ def test_a_periodic_refill_of_a_whole_study_is_no_lead_and_hides_no_gain(steps: 
         prefetch=16,
         lead=0.0,
         warmup=40,
-        steps=8 * steps,
-        repetitions=8,
+        steps=4 * steps,
+        repetitions=4,
         host={**LIVING.host, "backward": 5.0},
     )
     report = analyse(*study({"slow": periodic.having(host={**LIVING.host, "backward": 15.0}), "a": periodic}))

@@ -23,7 +23,7 @@ def arm_of(waited_ms: float, off_core: dict[str, float], noise: dict[str, float]
     known = {**ATTACHED, "waiting_share": waited_ms / STEP_MS, **facts}
     arm = Arm("script", read=4.0, tokenize=0.0, pack=0.0, transfer=0.0, workers=0,
               compute={"forward": 9.0, "backward": 25.0}, off_core=off_core, facts=known)  # fmt: skip
-    (found,) = analyse(*build([arm], noise=noise)).arms
+    (found,) = analyse(*build([arm], blocks=3, noise=noise)).arms
     return found
 
 
@@ -51,7 +51,7 @@ def test_a_replay_that_misses_the_run_leaves_the_stage_that_ran_during_the_wait(
     """A replay that was off by more than its tolerance turned "read" into "fetch", though each wait was a read."""
     monkeypatch.setattr("harness.judge.study._splits", lambda *_: False)
     arm = Arm("script", read=60.0, tokenize=0.0, pack=0.0, workers=1, compute={"backward": 25.0}, facts=ATTACHED)
-    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    (found,) = analyse(*build([arm], blocks=3, noise=EXACT)).arms
     parts = {(part.kind, part.name): part.ms.median for part in found.parts}
     assert parts["data", "read"] == pytest.approx(35.0, rel=0.1)
     assert parts.get(("data", "fetch"), 0.0) < 3.0
@@ -233,8 +233,10 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
 def test_each_part_has_its_time_and_all_sum_to_the_clock(name: str, tmp_path: Path) -> None:
     arm, truth = CASES[name]
     arm.facts = {**ATTACHED, **arm.facts}
-    study, runs = build([arm], noise=EXACT)
-    (found,) = analyse(study, runs).arms
+    folder = StudyFolder(tmp_path)
+    write(folder, *build([arm], blocks=3, noise=EXACT))
+    runs = list(folder.runs())
+    (found,) = analyse(folder.read_study(), runs).arms
     assert found.wall is not None
     parts = {(part.kind, part.name): part.ms.median for part in found.parts}
     assert {key: parts.get(key, 0.0) for key in truth} == {
@@ -243,14 +245,10 @@ def test_each_part_has_its_time_and_all_sum_to_the_clock(name: str, tmp_path: Pa
     evaluating = [run.record.facts.evaluating_share or 0.0 for run in runs]
     measured = [row for run in runs for row in run.steps.to_pylist() if not row["warmup"]]
     clock_ms = sum(row["wall_ns"] for row in measured) / 1e6 / (1 - evaluating[0])
-    assert found.wall.steps == len(measured) + 5 * (arm.facts.get("evaluating_steps") or 0)
+    assert found.wall.steps == len(measured) + 3 * (arm.facts.get("evaluating_steps") or 0)
     assert found.wall.step_ms.median == pytest.approx(clock_ms / found.wall.steps)
     assert sum(parts.values()) == pytest.approx(found.wall.step_ms.median)
     assert sum(part.share for part in found.parts) == pytest.approx(1.0)
-    folder = StudyFolder(tmp_path)
-    write(folder, study, runs)
-    (stored,) = analyse(folder.read_study(), list(folder.runs())).arms
-    assert stored.wall == found.wall
 
 
 def test_a_line_waits_for_a_core_as_its_phase_does() -> None:
@@ -258,7 +256,7 @@ def test_a_line_waits_for_a_core_as_its_phase_does() -> None:
     arm = Arm("script", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 40.0, "other": 40.0},
               facts={**ATTACHED, "waiting_share": 0.5, "causes": rows(named("", "a.py:3", 30.0))},
               off_core={"forward": 20.0})  # fmt: skip
-    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    (found,) = analyse(*build([arm], blocks=3, noise=EXACT)).arms
     parts = by_name(found)
     left_ms = parts["a.py:3"].ms.median + parts["other"].ms.median
     assert left_ms < 35
@@ -271,7 +269,7 @@ def test_what_sleeps_waits_for_no_core(running: float, forward_ms: float) -> Non
     facts = {**ATTACHED, "waiting_share": 0.25, "running_share": running}
     arm = Arm("script", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 40.0, "other": 40.0},
               facts=facts, off_core={"forward": 20.0})  # fmt: skip
-    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    (found,) = analyse(*build([arm], blocks=3, noise=EXACT)).arms
     assert by_name(found)[WAITING].ms.median == pytest.approx(20.0, rel=0.01)
     assert by_name(found)["forward"].ms.median == pytest.approx(forward_ms, rel=0.02)
 
@@ -279,7 +277,7 @@ def test_what_sleeps_waits_for_no_core(running: float, forward_ms: float) -> Non
 def test_a_line_is_named_with_the_call_that_takes_most_of_it() -> None:
     causes = rows(named("", "a.py:3", 9.0, called="json.dump"), named("", "a.py:3", 2.0, called="os.fsync"))
     arm = Arm("script", compute={"forward": 9.0, "other": 12.0}, facts={**ATTACHED, "causes": causes})
-    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    (found,) = analyse(*build([arm], blocks=3, noise=EXACT)).arms
     part = by_name(found)["a.py:3"]
     assert (part.called, part.ms.median) == ("json.dump", pytest.approx(11.0, rel=0.01))
 
@@ -290,7 +288,7 @@ def test_lines_that_take_little_stay_unnamed() -> None:
     causes = rows(*(named("", f"a.py:{place}", ms) for place, ms in enumerate(line_ms)))
     arm = Arm("script", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 40.0, "other": 60.0},
               facts={**ATTACHED, "causes": causes})  # fmt: skip
-    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    (found,) = analyse(*build([arm], blocks=3, noise=EXACT)).arms
     assert [part.name for part in found.parts if part.kind == "code"] == [f"a.py:{n}" for n in range(NAMED_LINES_MAX)]
     assert by_name(found)["other"].ms.median == pytest.approx(60.02 - sum(line_ms[:NAMED_LINES_MAX]), abs=0.05)
 

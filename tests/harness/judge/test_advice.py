@@ -26,7 +26,7 @@ QUIET = {"day": 0.002, "block": 0.001}
 def advice(*arms: Arm, compared: bool = True, **how: object) -> ArmAdvice:
     everything = [one for arm in arms for one in (arm, *arm.controls("a-a", "data-only"))]
     pairs = [(arms[0].name, arm.name) for arm in arms[1:]] if compared else []
-    study, runs = build(everything, pairs, noise=QUIET, **how)
+    study, runs = build(everything, pairs, **{"blocks": 3, "noise": QUIET, **how})
     return analyse(study, runs).advice[0]
 
 
@@ -68,7 +68,7 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
 def test_an_arm_whose_steps_hold_other_tokens_has_tried_no_setting() -> None:
     """ "For 2 loader workers 0.639x was measured": of an arm with twice the tokens a step."""
     two = Arm("two", workers=2, tokens=4096, declared={"data.path": "text-padded"})
-    study, runs = build([text(), *text().controls("a-a"), two], [("text", "two")], noise=QUIET)
+    study, runs = build([text(), *text().controls("a-a"), two], [("text", "two")], blocks=3, noise=QUIET)
     (found,) = analyse(study, runs).advice
     option = by_change(found)["workers=2"]
     assert (option.measured, option.contradicted) == (None, False)
@@ -85,7 +85,7 @@ def test_a_number_of_workers_that_measured_otherwise_than_predicted_withholds_th
     slow = text(tokenize=100.0)
     two = Arm("two", tokenize=50.0, transfer=arrives_ms, workers=2, declared={"data.path": "text-padded"})
     arms = [slow, *slow.controls("a-a"), two]
-    study, runs = build(arms, [("text", "two")], noise=QUIET)
+    study, runs = build(arms, [("text", "two")], blocks=3, noise=QUIET)
     report = analyse(study, runs)
     (found,) = report.advice
     options = by_change(found)
@@ -132,12 +132,12 @@ def test_advice_of_workers_for_an_iterable_dataset_says_that_each_serves_all_of_
     ]
     caveat = "The dataset of text is iterable: every worker serves all items unless the dataset splits them"
     assert [caveat in note for note in notes] == [True, False]
-    study, runs = build([text(tokenize=10.0, facts={"iterable": True})], noise=QUIET)
+    study, runs = build([text(tokenize=10.0, facts={"iterable": True})], blocks=3, noise=QUIET)
     assert page_of(analyse(study, runs)).count(caveat) == 2  # also below the table that says "worth it"
     source = {"data.source": "mine:rows"}
     workers = Arm("text", tokenize=40.0, workers=1, declared={"data.path": "text-padded"}, config=source)
     inline = Arm("inline", tokenize=40.0, config=source, facts={"iterable": True})
-    study, runs = build([workers, inline], [("text", "inline")], noise=QUIET)
+    study, runs = build([workers, inline], [("text", "inline")], blocks=3, noise=QUIET)
     assert analyse(study, runs).advice[0].iterable  # only its workers open it, and the other arm knows
 
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_replayed_says_so() -> None:
 def predicted(truth: Truth, change: str) -> tuple[Advice, float]:
     """The advice on ``truth`` to make that change of workers, and how many times as fast it then really is."""
     workers = int(change.removeprefix("workers="))
-    blocks = range(4)
+    blocks = range(3)
     runs = {"a": [oracle.run(truth.having(seed=block), block=block) for block in blocks]}
     changed = [oracle.run(truth.having(seed=block, workers=workers), block=block) for block in blocks]
     faster = sum(map(oracle.step_ms, runs["a"])) / sum(map(oracle.step_ms, changed))
@@ -268,8 +268,8 @@ def test_more_workers_than_wait_already_behind_a_lock_make_nothing_slower(worker
 def test_without_tokenizing_the_lock_of_the_other_stage_is_left() -> None:
     """Three workers, one of which reads at a time: replay has them read side by side, which nobody knows."""
     locked = Truth(workers=3, read=24.0, locked="read", tokenize=16.0, spread=0.05)
-    runs = {"a": [oracle.run(locked.having(seed=block), block=block) for block in range(4)]}
-    without = [oracle.run(locked.having(seed=block, tokenize=0.0), block=block) for block in range(4)]
+    runs = {"a": [oracle.run(locked.having(seed=block), block=block) for block in range(3)]}
+    without = [oracle.run(locked.having(seed=block, tokenize=0.0), block=block) for block in range(3)]
     faster = sum(map(oracle.step_ms, runs["a"])) / sum(map(oracle.step_ms, without))
     assert faster == pytest.approx(1.0, abs=0.05)
     one = by_change(advise("a", runs, lambda _: {}, None))["tokenize=0"]

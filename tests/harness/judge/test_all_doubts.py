@@ -27,7 +27,8 @@ def test_every_kind_of_a_detector_is_in_the_table() -> None:
 
 
 def test_an_undeclared_difference_is_a_doubt_that_bars_nothing() -> None:
-    report = analyse(*build([BUSY, *BUSY.controls("a-a"), Arm("tokens", tokenize=0.5)], [("text", "tokens")]))
+    arms = [BUSY, *BUSY.controls("a-a"), Arm("tokens", tokenize=0.5)]
+    report = analyse(*build(arms, [("text", "tokens")], blocks=3))
     (c,) = report.compared
     assert c.measured.verdict == "gain"
     found = comparison_doubts(c)
@@ -87,7 +88,7 @@ def test_an_unfinished_study_is_to_be_finished_before_more_blocks_are_asked_for(
 def test_an_a_a_control_of_too_few_blocks_is_to_be_finished_too() -> None:
     text = Arm("text")
     short = [replace(one, failed_blocks=(2, 3, 4)) for one in text.controls("a-a")]
-    study, runs = build([text, *short, Arm("tokens", tokenize=0.5)], [("text", "tokens")], status="failed")
+    study, runs = build([text, *short, Arm("tokens", tokenize=0.5)], [("text", "tokens")], status="failed", spans=False)
     (c,) = analyse(study, runs).compared
     assert c.measured.cause is not None
     assert c.measured.cause.remedy is not None

@@ -35,7 +35,7 @@ def slower(factor):
 
 
 def compared(arms, pair, **how):
-    (comparison,) = analyse(*build(arms, [pair], **how)).comparisons
+    (comparison,) = analyse(*build(arms, [pair], **{"spans": False, **how})).comparisons
     assert isinstance(comparison, Comparison)
     return comparison
 
@@ -53,7 +53,7 @@ def verdict_alone(candidate, **how):
 
 
 def not_compared(arms, pair, **how):
-    (comparison,) = analyse(*build(arms, [pair], **how)).comparisons
+    (comparison,) = analyse(*build(arms, [pair], spans=False, **how)).comparisons
     assert isinstance(comparison, NotCompared)
     return comparison
 
@@ -89,7 +89,7 @@ def test_an_isolated_speedup_that_is_not_waited_for_is_no_gain_and_the_sentence_
     hidden = Arm("text", workers=1, tokenize=4.0)
     quick = Arm("tokens", workers=1, tokenize=0.0, read=0.3, pack=0.02)
     controls = [*hidden.controls("a-a", "ideal-data", "data-only"), *quick.controls("data-only")]
-    c = compared([hidden, quick, *controls], ("text", "tokens"))
+    c = compared([hidden, quick, *controls], ("text", "tokens"), spans=True)
     assert c.measured.verdict == "none"
     assert c.measured.isolated.median == pytest.approx(4.3 / 0.32, rel=0.1)
     assert c.measured.from_waits.median == pytest.approx(1.0, abs=0.001)
@@ -102,7 +102,8 @@ def test_an_isolated_speedup_that_is_not_waited_for_is_no_gain_and_the_sentence_
 
 def test_an_exposed_cost_shows_in_ceiling_ideal_and_measured_alike():
     base = Arm("slow-data", tokenize=10.0)
-    c = compared([base, FASTER_DATA, *base.controls("a-a", "ideal-data")], ("slow-data", "tokens-padded"))
+    arms = [base, FASTER_DATA, *base.controls("a-a", "ideal-data")]
+    c = compared(arms, ("slow-data", "tokens-padded"), spans=True)
     truth = (29.72 + 10.3) / 29.72
     assert c.measured.ceiling.median == pytest.approx(truth, rel=0.02)
     assert c.measured.ideal.median == pytest.approx(truth, rel=0.02)
@@ -116,14 +117,14 @@ def test_ideal_data_of_another_length_is_no_ceiling_and_the_page_says_why():
     """Batches of any length, of which the control repeats a short one: 1.19x by replay, and 2.5x by the control."""
     base = Arm("slow-data", tokenize=5.0, tokens=2048)
     ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": 14.0}, tokens=700)
-    report = analyse(*build([base, FASTER_DATA, ideal], [("slow-data", "tokens-padded")]))
+    report = analyse(*build([base, FASTER_DATA, ideal], [("slow-data", "tokens-padded")], spans=False))
     (c,) = report.compared
     assert c.measured.ideal is None
     assert c.measured.ceiling == c.measured.from_waits
     assert c.measured.ceiling.median < 1.3
     why = "Without *ideal data*: the ideal-data control of slow-data computes 0.342x as many positions a step, so "
     assert page_of(report).count(f"{why}it does not show the cost of data work.") == 1
-    alone = first_screen(analyse(*build([base, ideal]))).headlines[0].text
+    alone = first_screen(analyse(*build([base, ideal], spans=False))).headlines[0].text
     assert "ideal-data) it is" not in alone
     assert "The ideal-data control of slow-data computes 0.342x as many positions a step" in alone
     near = replace(base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0), tokens=2090)
@@ -135,9 +136,8 @@ def test_a_ceiling_of_which_the_witnesses_disagree_is_said_with_both(compute_ms,
     """ "Could gain 1.154x" was said of 1.023x: the control repeats a batch on which the model computes less."""
     base = Arm("text", tokenize=0.4)
     ideal = base.variant("ideal-data", tokenize=0.0, read=0.0, pack=0.0, compute={"forward": compute_ms})
-    report = analyse(
-        *build([base, FASTER_DATA, *base.controls("a-a"), ideal], [("text", "tokens-padded")], noise=QUIET)
-    )
+    arms = [base, FASTER_DATA, *base.controls("a-a"), ideal]
+    report = analyse(*build(arms, [("text", "tokens-padded")], noise=QUIET, spans=False))
     (c,) = report.compared
     shown = first_screen(report).rows[0][HEADER.index("could gain")]
     if not apart:
@@ -204,7 +204,7 @@ def test_the_noise_floor_silences_a_difference_that_the_control_shows_too():
 
 
 def with_floor(arms, floor):
-    study, runs = build(arms, [("text-padded", "slower")])
+    study, runs = build(arms, [("text-padded", "slower")], spans=False)
     scenario = {**study.scenario_text, "noise_floor": floor}
     (c,) = analyse(replace(study, scenario_text=scenario), runs).compared
     return c
@@ -247,7 +247,7 @@ def test_a_control_on_another_device_is_no_floor():
 def test_all_comparisons_of_a_study_share_one_chance_in_twenty():
     times = (1.0 + k / 150 for k in (0, 1, 2, 3, 4, 5, 9))
     arms = [BASE, *(replace(slower(one), name=f"c{k}") for k, one in enumerate(times)), *BASE.controls("a-a")]
-    study, runs = build(arms, [("text-padded", f"c{k}") for k in range(7)], noise=QUIET)
+    study, runs = build(arms, [("text-padded", f"c{k}") for k in range(7)], noise=QUIET, spans=False)
     found = analyse(study, runs).compared
     assert [c.measured.comparisons for c in found] == [7] * 7
     for c in found:
@@ -266,7 +266,7 @@ FAST = {"compute": {"forward": 6.0}, "tokenize": 1.0}
 def test_a_loss_that_is_nan_in_the_second_half_bars_the_gain_and_comes_first():
     """Its last finite losses are as they should be: their mean would look healthy."""
     base, broken = Arm("base"), Arm("broken", nan_from=9, **FAST, config={"data.batch_size": 16})
-    study, runs = build([base, broken, *base.controls("a-a")], [("base", "broken")])
+    study, runs = build([base, broken, *base.controls("a-a")], [("base", "broken")], spans=False)
     report = analyse(study, runs)
     (c,) = report.compared
     assert c.measured.ratio.ci_low > 1
@@ -326,7 +326,8 @@ def test_noise_names_the_cores_that_others_used() -> None:
     """Blocks that scatter by a factor of three either way, on 2 cores of which others used 1.6."""
     known: dict[str, Any] = {"other_cpu_cores": 1.6, "facts": {"cores": 2}}
     text, tokens = Arm("text", tokenize=3.0, **known), Arm("tokens", tokenize=0.5, **known)
-    record, runs = build([text, *text.controls("a-a"), tokens], [("text", "tokens")], noise={"block": 1.2})
+    arms = [text, *text.controls("a-a"), tokens]
+    record, runs = build(arms, [("text", "tokens")], noise={"block": 1.2}, spans=False)
     measured = analyse(record, runs).compared[0].measured
     assert (measured.undecided, measured.figure) == ("too noisy", None)
     assert measured.cause is not None
@@ -396,7 +397,7 @@ def test_a_trainer_that_counts_no_tokens_is_compared_by_steps():
 
 def test_tokens_stored_as_0_are_unknown_and_the_steps_are_compared() -> None:
     base = Arm("text", tokenize=3.0)
-    study, runs = build([base, *base.controls("a-a"), Arm("slow", tokenize=30.0)], [("text", "slow")])
+    study, runs = build([base, *base.controls("a-a"), Arm("slow", tokenize=30.0)], [("text", "slow")], spans=False)
     nothing = [replace(run, steps=_without_tokens(run.steps)) for run in runs]
     (c,) = analyse(study, nothing).compared
     assert (c.measured.measure, c.measured.verdict) == ("steps/s", "loss")

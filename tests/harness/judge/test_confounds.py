@@ -12,19 +12,25 @@ from harness.judge.confounds import MEASURED, REASONS, flatten
 from harness.judge.study import analyse
 from harness.show.text.doubts import confound_lines
 from harness.study.records import NAMES, ArmRecord, ComparisonRecord
-from tests.harness.synthetic import NOISE, Arm, build
+from tests.harness import synthetic
+from tests.harness.synthetic import NOISE, Arm
 
 BASE = Arm("base")
 
 
-def listed(candidate):
+def build(*arms_and_pairs, **how):
+    """A study as in ``synthetic``, without replays."""
+    return synthetic.build(*arms_and_pairs, **{"spans": False, **how})
+
+
+def listed(candidate, **how):
     blocks = 5 if candidate.failed_blocks else 2
-    (comparison,) = analyse(*build([BASE, candidate], [("base", candidate.name)], blocks=blocks)).compared
+    (comparison,) = analyse(*build([BASE, candidate], [("base", candidate.name)], blocks=blocks, **how)).compared
     return confound_lines(comparison.confounds)
 
 
 def test_arms_that_differ_in_nothing_have_no_confounds():
-    assert listed(Arm("same")) == []
+    assert listed(Arm("same"), spans=True) == []
 
 
 @pytest.mark.parametrize(

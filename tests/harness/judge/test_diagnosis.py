@@ -20,9 +20,10 @@ from harness.judge.policy import (
     HANDOVER_SHARE_MIN,
     NOISY_SHARE_MIN,
 )
-from harness.judge.report_types import ArmReport, Diagnosis
+from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, StudyReport
 from harness.judge.study import analyse
-from harness.show.text.findings import diagnosis_text, finding_text
+from harness.show.first_screen import first_screen
+from harness.show.text.findings import REMEDIES, TITLES, diagnosis_text, finding_text
 from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, rows_of, spent
 from tests.harness.synthetic import Arm, build
 
@@ -41,14 +42,19 @@ def arm_of(compute: dict[str, float], *causes: dict[str, Any], facts: dict[str, 
     return Arm("script", **{**NO_DATA, **arm}, compute=compute, facts=known)
 
 
-def diagnosed(arm: Arm, noise: dict[str, float] = EXACT) -> ArmReport:
-    (found,) = analyse(*build([arm], noise=noise)).arms
+def report_of(arm: Arm) -> StudyReport:
+    """Replayed only if something of it can be: data work, or time off a core."""
+    spans = bool(arm.off_core) or any(vars(arm)[name] for name in (*NO_DATA, "transfer"))
+    return analyse(*build([arm], blocks=3, noise=EXACT, spans=spans))
+
+
+def diagnosed(arm: Arm) -> ArmReport:
+    (found,) = report_of(arm).arms
     return found
 
 
 def test_workers_without_items_are_given_some() -> None:
-    arm = next(one for one in analyse(*build([CASES["data"][0]], noise=EXACT)).arms)
-    assert diagnose(replace(arm, idle_workers=3, gave_no_items=True))[0].remedy == "more shards"
+    assert diagnose(replace(diagnosed(CASES["data"][0]), idle_workers=3, gave_no_items=True))[0].remedy == "more shards"
 
 
 def first(arm: Arm) -> Diagnosis:
@@ -154,13 +160,24 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_kind_is_told_with_its_cost_and_its_saving(name: str) -> None:
+def test_each_kind_is_told_with_its_cost_its_saving_a_card_and_one_bar_of_the_whole_step(name: str) -> None:
     arm, kind, part, share, saving, remedy = CASES[name]
-    found = first(arm)
+    report = report_of(arm)
+    found = report.arms[0].diagnoses[0]
     assert (found.kind, found.name, found.remedy) == (kind, part, remedy)
     assert found.share == pytest.approx(share, rel=0.03, abs=0.003)
     assert found.saving is not None
     assert found.saving.median == pytest.approx(saving, rel=0.05)
+    card = first_screen(report).card
+    assert card is not None
+    assert card.kind == kind
+    assert card.diagnosis.isupper() or kind == "input-bound"
+    assert REMEDIES[remedy] in card.cost  # type: ignore[index]
+    assert sum(part.length for part in card.bar) == pytest.approx(1.0)
+
+
+def test_each_kind_has_a_title() -> None:
+    assert set(TITLES) == set(DiagnosisKind.__args__)
 
 
 @pytest.mark.parametrize(("sampled", "told"), [(True, "no line takes much of it"), (False, "lines were not sampled")])
@@ -231,7 +248,7 @@ def ranks_of(*computed: tuple[dict[str, float], dict[str, float], float]) -> tup
             off_core=off_core, facts={**ATTACHED, **RANKS})
         for number, (compute, off_core, read_ms) in enumerate(computed)
     ]  # fmt: skip
-    return analyse(*build(arms, [], noise=EXACT)).arms
+    return analyse(*build(arms, [], blocks=3, noise=EXACT)).arms
 
 
 def test_waits_for_the_data_of_another_rank_are_a_cost_of_the_data() -> None:
@@ -338,7 +355,7 @@ def test_findings_are_ranked_by_cost_and_none_is_below_the_noise() -> None:
     found = diagnosed(arm).diagnoses
     assert [one.kind for one in found] == ["garbage collection", "input-bound", "own code"]
     arm = arm_of({}, tokenize=40.0, facts={"evaluating_steps": 1, "evaluating_share": 0.1})
-    study, runs = build([arm], noise=EXACT)
+    study, runs = build([arm], blocks=3, noise=EXACT)
     for run in runs[1:]:  # a single block has evaluations
         object.__setattr__(run.record.facts, "evaluating_share", 0.0)
         object.__setattr__(run.record.facts, "evaluating_steps", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from harness.explain.lead_use import Loading, LongReads, SlowWorker
 from harness.explain.policy import CHEAP_ROW_US_MAX, MOSTLY_CPU_SHARE
 from harness.judge.advice import advise
 from harness.judge.diagnosis import loading_remedy, remedy_figures
+from harness.judge.report_types import ArmReport
 from harness.show.advice import next_steps
 from harness.show.names import ArmNames
 from harness.show.text.findings import diagnosis_remedy
@@ -27,9 +29,15 @@ ON_CORE, OFF_CORE = {"read": MOSTLY_CPU_SHARE * 1.1}, {"read": MOSTLY_CPU_SHARE 
 SLOW_0, LONG = SlowWorker(0, 33.1, 0.0), LongReads(40.0, 300.0)
 
 
+@cache
+def waiting_for(stage: str) -> ArmReport:
+    """Return an arm that waits 40 % of its step for ``stage``."""
+    return diagnosed(arm_of({"forward": 60.0}, **{stage: 40.0}))
+
+
 def remedy(stage: str = "read", **changes: Any) -> str:
     """Return the remedy of an arm that waits 40 % of its step for ``stage``, without advice."""
-    arm = replace(diagnosed(arm_of({"forward": 60.0}, **{stage: 40.0})), **changes)
+    arm = replace(waiting_for(stage), **changes)
     part = next(one for one in arm.parts if one.name == stage)
     return loading_remedy(part, arm, None)
 
@@ -39,7 +47,7 @@ def test_a_slow_worker_is_named_with_equal_work_as_its_remedy() -> None:
     loading = Loading(slow_worker=SLOW_0)
     assert remedy(workers=2, loading=loading) == "even workers"
     assert remedy("transfer", workers=2, loading=loading) == "fewer objects"
-    arm = replace(diagnosed(arm_of({}, read=40.0)), loading=loading)
+    arm = replace(waiting_for("read"), loading=loading)
     text = diagnosis_remedy("even workers", remedy_figures("even workers", arm))
     assert text.startswith("Loader worker 0 takes 33.1 ms for a batch, the others typically 0.00 ms: ")
     assert "equal work" in text
@@ -50,7 +58,7 @@ def test_a_rare_long_read_is_to_be_loaded_ahead() -> None:
     loading = Loading(long_reads=LONG, on_core=OFF_CORE)
     assert remedy(loading=loading, causes=CHEAP) == "load ahead"
     assert remedy("pack", loading=loading) != "load ahead"
-    arm = replace(diagnosed(arm_of({}, read=40.0)), loading=loading)
+    arm = replace(waiting_for("read"), loading=loading)
     assert "A read of 300 ms comes about every 40 batches" in diagnosis_remedy(
         "load ahead", remedy_figures("load ahead", arm)
     )

@@ -42,7 +42,7 @@ STORE = Truth(
 )
 
 
-def runs_of(truth: Truth, blocks: int = 4, **facts: Any) -> list[RunData]:
+def runs_of(truth: Truth, blocks: int = 3, **facts: Any) -> list[RunData]:
     return [oracle.run(truth.having(seed=block), block=block, **facts) for block in range(blocks)]
 
 
@@ -59,6 +59,11 @@ def waiting(run: RunData) -> RunData:
 def advised(runs: list[RunData]) -> tuple[ArmAdvice, str]:
     found = advise("a", {"a": runs}, lambda _: {}, 0.0)
     return found, next_steps([found], ArmNames(["a"])).note
+
+
+@pytest.fixture(scope="module")
+def inline() -> ArmAdvice:
+    return advised(runs_of(INLINE, **LOADER))[0]
 
 
 def ask(folder: Path, capsys: pytest.CaptureFixture[str], runs: list[RunData], *words: str) -> tuple[int, str, str]:
@@ -104,10 +109,9 @@ def test_a_device_that_was_recorded_in_part_is_not_called_unrecorded(recorded: b
 
 
 def test_workers_are_offered_to_a_loader_and_not_to_a_function_of_the_program(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inline: ArmAdvice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, _ = advised(runs_of(INLINE, **LOADER))
-    assert [one.change for one in found.options if one.worth] == ["workers=2"]
+    assert [one.change for one in inline.options if one.worth] == ["workers=2"]
     runs = runs_of(INLINE, **BY_HAND)
     found, note = advised(runs)
     assert found.options == ()
@@ -146,9 +150,8 @@ def test_whatif_gives_the_doubts_that_the_report_has(tmp_path: Path, capsys: pyt
     assert json.loads(out)["doubts"] == []
 
 
-def test_pretokenizing_is_not_offered_to_a_program_that_tokenizes_nothing() -> None:
-    found, _ = advised(runs_of(INLINE, **LOADER))
-    assert "tokenize=0" not in [one.change for one in found.options]
+def test_pretokenizing_is_not_offered_to_a_program_that_tokenizes_nothing(inline: ArmAdvice) -> None:
+    assert "tokenize=0" not in [one.change for one in inline.options]
     found, _ = advised(runs_of(INLINE.having(tokenize=9.0), **LOADER))
     assert "tokenize=0" in [one.change for one in found.options if one.worth]
 
@@ -229,7 +232,7 @@ def whatif_table(truths: Mapping[str, tuple[Truth, int]], edits: str, **facts: A
         ]
     key, _, value = edits.partition("=")
     arms = [ArmRecord(name) for name in names]
-    study = StudyRecord("s", "?", "done", arms=arms, blocks=4, scenario_text={"whatif": [{key: int(value)}]})
+    study = StudyRecord("s", "?", "done", arms=arms, blocks=3, scenario_text={"whatif": [{key: int(value)}]})
     _, asked = whatifs(study, (names[0], names[-1]), runs)
     replays = Replays(runs[names[0]])
     return asked, [*edit_doubts(StudyRuns(study, runs), names[0], replays, replays.predict(parse_edits([edits])))]

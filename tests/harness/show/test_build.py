@@ -65,6 +65,12 @@ def complete(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def analysed(complete):
+    folder = StudyFolder(complete[0])
+    return analyse(folder.read_study(), list(folder.runs()))
+
+
+@pytest.fixture(scope="module")
 def partial(tmp_path_factory):
     """The same without any run of one arm."""
     folder = tmp_path_factory.mktemp("partial")
@@ -151,7 +157,7 @@ def test_a_partial_study_says_so_at_the_top(partial):
 def test_pictures_that_no_longer_hold_are_removed(complete, tmp_path):
     folder = Path(shutil.copytree(complete[0], tmp_path / "study"))
     assert (folder / "plots" / "comparisons.png").exists()
-    report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)))
+    report(folder, arms(failed_blocks=(0, 1, 2, 3, 4)), spans=False)
     assert not (folder / "plots" / "comparisons.png").exists()
 
 
@@ -176,7 +182,7 @@ def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(complete
 
 
 def test_runs_of_an_arm_that_the_study_does_not_have_are_named_and_not_counted(tmp_path):
-    study, runs = build([BASE, Arm("tokens"), Arm("old", failed_blocks=(1,)), Arm("older")], [], blocks=3)
+    study, runs = build([BASE, Arm("tokens"), Arm("old", failed_blocks=(1,)), Arm("older")], [], blocks=3, spans=False)
     study = replace(study, arms=study.arms[:2])
     gone = [run for run in runs if (run.record.arm, run.record.block) == ("tokens", 1)]
     write(StudyFolder(tmp_path), study, [run for run in runs if run not in gone])
@@ -190,7 +196,7 @@ def test_runs_of_an_arm_that_the_study_does_not_have_are_named_and_not_counted(t
 
 def test_a_profiled_arm_is_planned_once():
     profiled = BASE.variant("profiled")
-    study, runs = build([BASE, profiled], [], blocks=3)
+    study, runs = build([BASE, profiled], [], blocks=3, spans=False)
     planned = [run for run in runs if run.record.control is None or run.record.block == 0]
     assert not [one for one in analyse(study, planned).problems if one.kind == "partial"]
     (partial,) = [one for one in analyse(study, planned[:-2]).problems if one.kind == "partial"]
@@ -198,7 +204,7 @@ def test_a_profiled_arm_is_planned_once():
 
 
 def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
-    study, runs = build([BASE], [])
+    study, runs = build([BASE], [], spans=False)
     runs[2] = replace(runs[2], steps=runs[2].steps.slice(0, 0))
     write(StudyFolder(tmp_path), study, runs)
     build_report(tmp_path)
@@ -206,19 +212,19 @@ def test_a_run_without_a_measured_step_counts_as_missing(tmp_path):
 
 
 def test_confounds_stand_in_bold_before_the_verdict(tmp_path):
-    _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}))
+    _, _, page = report(tmp_path, arms(environment={"torch": "2.12.0"}), spans=False)
     line = "> **The arms also differ: environment: torch is '2.11.0' against '2.12.0' (tokens against text)**"
     assert page.index(line) < page.index("## Verdict\n") < page.index("- **tokens against text: ")
 
 
 def test_emulated_devices_are_labelled(tmp_path):
-    _, summary, page = report(tmp_path, [Arm("text", facts={"emulated": True})], [])
+    _, summary, page = report(tmp_path, [Arm("text", facts={"emulated": True})], [], spans=False)
     assert summary["emulated"] is True
     assert "**Emulated:**" in page
 
 
 def test_arm_names_and_questions_cannot_break_the_tables(tmp_path):
-    _, _, page = report(tmp_path, [Arm("a|b_*c*")], [])
+    _, _, page = report(tmp_path, [Arm("a|b_*c*")], [], blocks=3)
     assert "| a\\|b\\_\\*c\\* |" in page
 
 
@@ -270,11 +276,10 @@ def test_records_of_the_analysis_cannot_be_changed():
 
 
 @pytest.mark.parametrize("name", [*NAMES, learning.PICTURE, learning.CHOICES_PICTURE])
-def test_every_picture_is_written_and_removed_with_what_it_shows(complete, tmp_path, monkeypatch, name):
-    folder, screen, *_ = complete
+def test_every_picture_is_written_and_removed_with_what_it_shows(complete, analysed, tmp_path, monkeypatch, name):
+    _, screen, *_ = complete
     study = StudyFolder(tmp_path)
-    whole = analyse(StudyFolder(folder).read_study(), list(StudyFolder(folder).runs()))
     for shown in ({name: PICTURE}, {}):
         monkeypatch.setattr(plots, "pictures", lambda *_, shown=shown: dict(shown))
-        draw(replace(whole, step_times=()), study, [], screen)
+        draw(replace(analysed, step_times=()), study, [], screen)
         assert [path.name for path in study.plots.glob("*.png")] == list(shown)

@@ -22,9 +22,9 @@ from tests.harness import synthetic
 from tests.harness.synthetic import Arm
 
 
-def report(*arms: Arm, **settings: object) -> Comparison:
+def report(*arms: Arm, spans: bool = True) -> Comparison:
     everything = [one for arm in arms for one in (arm, *arm.controls("a-a", "ideal-data", "data-only"))]
-    study, runs = synthetic.build(everything, [(arms[0].name, arm.name) for arm in arms[1:]], **settings)
+    study, runs = synthetic.build(everything, [(arms[0].name, arm.name) for arm in arms[1:]], spans=spans)
     return analyse(study, runs).compared[0]
 
 
@@ -37,6 +37,12 @@ def inline() -> Comparison:
 @pytest.fixture(scope="module")
 def alike() -> Comparison:
     return report(Arm("text"), Arm("tokens"))
+
+
+@pytest.fixture(scope="module")
+def quick() -> Comparison:
+    """1 ms of tokenizing against half of that, without replays."""
+    return report(Arm("text"), Arm("tokens", tokenize=0.5), spans=False)
 
 
 def test_every_link_of_an_inline_gain_has_its_number(inline: Comparison) -> None:
@@ -64,20 +70,19 @@ def test_a_hidden_gain_melts_at_the_hidden_link() -> None:
 
 
 def test_more_tokens_per_step_are_a_link_of_their_own() -> None:
-    c = report(Arm("padded", trained=900), Arm("packed", trained=1800))
+    c = report(Arm("padded", trained=900), Arm("packed", trained=1800), spans=False)
     last = chain(c)[-1]
     assert last.name == "trained tokens"
     assert last.ratio == pytest.approx(2, rel=0.02)
     assert "padding, not time" in last.text
-    larger = report(Arm("small", trained=900), Arm("large", tokens=4096, trained=1800))
+    larger = report(Arm("small", trained=900), Arm("large", tokens=4096, trained=1800), spans=False)
     assert "that part is the size of a step, not time" in chain(larger)[-1].text
 
 
-def test_work_of_several_workers_that_is_longer_than_a_step_is_not_said_to_be_hidden() -> None:
+def test_work_of_several_workers_that_is_longer_than_a_step_is_not_said_to_be_hidden(quick: Comparison) -> None:
     """Each of four is waited for in turn: 160 ms of work for a step of 40 ms hide nothing."""
-    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
     waits = replace(
-        c.measured.baseline_waits,
+        quick.measured.baseline_waits,
         step_ms=40.0,
         waited_ms=38.0,
         exposed_ms={"tokenize": 38.0},
@@ -85,7 +90,7 @@ def test_work_of_several_workers_that_is_longer_than_a_step_is_not_said_to_be_hi
         parallel_ms={"tokenize": 120.0},
         stage_work_ms={"tokenize": 160.0},
     )
-    links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+    links = chain(replace(quick, measured=replace(quick.measured, baseline_waits=waits)))
     (share,) = (link for link in links if link.name == "share of the step")
     assert share.ratio is None
     assert share.text.endswith("more than a step, so not all of it can be waited for")
@@ -150,12 +155,15 @@ def test_what_bounds_a_step(starved: float | None, room: float | None, bound: st
     assert replace(ledger, device_starved_ms=starved, device_room_ms=room).bound == bound
 
 
-def test_where_events_do_not_tell_the_chain_says_from_least_to_most_what_data_costs() -> None:
-    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
-    waits = replace(c.measured.baseline_waits, waited_range_ms=(0.09, 1.05))
-    links = {one.name: one.text for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))}
+def test_where_events_do_not_tell_the_chain_says_from_least_to_most_what_data_costs(quick: Comparison) -> None:
+    waits = replace(quick.measured.baseline_waits, waited_range_ms=(0.09, 1.05))
+    links = {
+        one.name: one.text for one in chain(replace(quick, measured=replace(quick.measured, baseline_waits=waits)))
+    }
     assert "it costs the step between 0.09 ms and 1.05 ms" in links["hidden"]
-    hidden = replace(c, measured=replace(c.measured, baseline_waits=replace(waits, hidden_ms={"tokenize": 2.0})))
+    hidden = replace(
+        quick, measured=replace(quick.measured, baseline_waits=replace(waits, hidden_ms={"tokenize": 2.0}))
+    )
     assert "2.00 ms of it are likely hidden" in next(one.text for one in chain(hidden) if one.name == "hidden")
 
 
@@ -208,56 +216,59 @@ def test_what_the_edits_make_of_the_baseline_checks_its_prediction_where_it_ran_
         assert text.count("its ranks wait for one another") == (1 if is_that else 2)
 
 
-def test_a_scenario_without_edits_has_no_prediction() -> None:
-    assert report(Arm("text"), Arm("tokens")).explained.whatifs == ()
+def test_a_scenario_without_edits_has_no_prediction(alike: Comparison) -> None:
+    assert alike.explained.whatifs == ()
 
 
-def test_a_bound_says_how_long_the_device_is_idle() -> None:
+def test_a_bound_says_how_long_the_device_is_idle(quick: Comparison) -> None:
     """No cause alone reaches 5 % of the step, and all together 9 %: it does run dry."""
-    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
     starved = {"tokenize": 0.04, "log": 0.05}
     waits = replace(
-        c.measured.baseline_waits,
-        starved_ms={name: share * c.measured.baseline_waits.step_ms for name, share in starved.items()},
+        quick.measured.baseline_waits,
+        starved_ms={name: share * quick.measured.baseline_waits.step_ms for name, share in starved.items()},
         bounds={"device": 5},
     )
     (link,) = (
-        one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
+        one
+        for one in chain(replace(quick, measured=replace(quick.measured, baseline_waits=waits)))
+        if one.name == "ceiling"
     )
     assert link.text.endswith(
         "device-bound (the device is idle for 9.0 % of the step, and fetching could take 5.0 % of a step longer at "
         "almost no cost)"
     )
-    held = replace(c, measured=replace(c.measured, baseline_waits=replace(waits, room_unknown=True)))
+    held = replace(quick, measured=replace(quick.measured, baseline_waits=replace(waits, room_unknown=True)))
     (link,) = (one for one in chain(held) if one.name == "ceiling")
     assert link.text.endswith("so it is unknown how much longer fetching could take)")
 
 
-def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_beside_launching() -> None:
+def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_beside_launching(
+    quick: Comparison,
+) -> None:
     """Idle time before a phase begins on the device is that of the host's python, which may well be launching."""
-    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
-    waits = replace(c.measured.baseline_waits, starved_ms={"python": 13.0}, bounds={"host": 5})
-    links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+    waits = replace(quick.measured.baseline_waits, starved_ms={"python": 13.0}, bounds={"host": 5})
+    links = chain(replace(quick, measured=replace(quick.measured, baseline_waits=waits)))
     (link,) = (one for one in links if one.name == "ceiling")
     host_bound = "host-bound (the device is idle while the host does other work than data)"
     assert link.text.endswith(host_bound)
     still = replace(waits, open_ms=0.5 * waits.step_ms)
     (link,) = (
-        one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=still))) if one.name == "ceiling"
+        one
+        for one in chain(replace(quick, measured=replace(quick.measured, baseline_waits=still)))
+        if one.name == "ceiling"
     )
     unknown = "for 50 % of the step the device worked or waited for launches (unknown which)"
     assert link.text.endswith(f"{host_bound}, and {unknown}")
 
 
 @pytest.mark.parametrize("bound", ["host", "launch"])
-def test_a_bound_by_other_than_data_says_what_data_costs(bound: Bound) -> None:
-    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+def test_a_bound_by_other_than_data_says_what_data_costs(bound: Bound, quick: Comparison) -> None:
 
     def ceiling(share: float, least: float | None = None) -> str:
-        was = c.measured.baseline_waits
+        was = quick.measured.baseline_waits
         known = None if least is None else (least * was.step_ms, share * was.step_ms)
         waits = replace(was, bounds={bound: 5}, waited_ms=share * was.step_ms, waited_range_ms=known)
-        links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+        links = chain(replace(quick, measured=replace(quick.measured, baseline_waits=waits)))
         return next(one.text for one in links if one.name == "ceiling")
 
     assert ceiling(0.38).endswith("; ending data work alone would save 38 % of the step")
@@ -269,12 +280,11 @@ def test_the_note_below_the_devices_ledger_names_the_rule_of_workers_that_never_
     assert "loader workers are at work for over 90 % of the time" in DEVICE_NOTE
 
 
-def test_a_bound_by_data_says_why_where_workers_never_rest() -> None:
-    c = report(Arm("text"), Arm("tokens", tokenize=0.5))
+def test_a_bound_by_data_says_why_where_workers_never_rest(quick: Comparison) -> None:
     texts = {True: "its loader workers are at work nearly all the time", False: "no other cause of device idle"}
     for busy, said in texts.items():
-        waits = replace(c.measured.baseline_waits, bounds={"data": 5}, busy_loader=busy)
-        links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
+        waits = replace(quick.measured.baseline_waits, bounds={"data": 5}, busy_loader=busy)
+        links = chain(replace(quick, measured=replace(quick.measured, baseline_waits=waits)))
         assert said in next(one.text for one in links if one.name == "ceiling")
 
 

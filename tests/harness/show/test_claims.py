@@ -54,13 +54,13 @@ CLAIMS = [
 ]
 
 
-def study(blocks: int = 7, **text: Any) -> StudyReport:
-    record, runs = build(ARMS, blocks=blocks, repetitions=4)
+def study(arms: list[Arm], blocks: int = 5, **text: Any) -> StudyReport:
+    record, runs = build(arms, blocks=blocks, repetitions=4)
     return analyse(replace(record, scenario_text={**record.scenario_text, **text}), runs)
 
 
 def test_claims_are_judged_by_the_declared_truth() -> None:
-    found = study(claims=CLAIMS)
+    found = study(ARMS, claims=CLAIMS)
     names = ArmNames([arm.name for arm in ARMS])
     assert [one.outcome for one in found.claims] == [
         *("holds", "holds", "does not hold", "holds", "does not hold", "holds"),
@@ -83,13 +83,14 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     assert all(line in text for line in said[:2])
     (row,) = (line for line in text.splitlines() if line.startswith("| plain |"))
     assert " 33 / 16 / " in row
-    assert not said_of.claims(study().uses, study().claims, names)
+    bare = study(ARMS[:1], blocks=1)
+    assert not said_of.claims(bare.uses, bare.claims, names)
 
 
-def claim_of(arms: list[Arm], claim: str = "batching", baseline: str | None = "plain") -> tuple[JudgedClaim, str]:
-    """The claim about the arm ``batched``, and its sentence."""
-    record, runs = build(arms, blocks=7, repetitions=4)
-    asked = [{"claim": claim, "arm": "batched", "baseline": baseline}]
+def claim_of(arms: list[Arm], claim: str = "batching", *, spans: bool = True) -> tuple[JudgedClaim, str]:
+    """The claim about the arm ``batched`` against ``plain``, and its sentence."""
+    record, runs = build(arms, repetitions=4, spans=spans)
+    asked = [{"claim": claim, "arm": "batched", "baseline": "plain"}]
     (found,) = analyse(replace(record, scenario_text={**record.scenario_text, "claims": asked}), runs).claims
     return found, said_of.claim_sentence(found, ArmNames([arm.name for arm in arms]))
 
@@ -197,7 +198,7 @@ def test_a_smaller_model_is_no_fix() -> None:
     for layers, remark in ((8, False), (1, True)):
         config = {**fixes, "model.layers": layers}
         fast = Arm("batched", read=0.005, tokenize=0.0, pack=0.005, compute=FAST, tokens=2048, config=config)
-        found, said = claim_of([plain, fast], "everything together")
+        found, said = claim_of([plain, fast], "everything together", spans=False)
         assert found.outcome == "holds"
         assert ("the arms differ in model.layers as well" in said) == remark
 
@@ -215,7 +216,8 @@ def test_what_no_table_says_of_tokenization_is_no_share_of_nothing() -> None:
 def test_the_speed_of_training_counts_no_padding() -> None:
     """As many positions a second; a tenth of one arm's positions train."""
     padded = Arm("plain", compute=COMPUTE, tokens=2048, trained=205)
-    found, _ = claim_of([padded, Arm("batched", compute=COMPUTE, tokens=2048, trained=2048)], "everything together")
+    full = Arm("batched", compute=COMPUTE, tokens=2048, trained=2048)
+    found, _ = claim_of([padded, full], "everything together", spans=False)
     assert found.figure is not None
     assert found.figure.median == pytest.approx(2048 / 205, rel=0.02)
 
@@ -267,14 +269,14 @@ def test_of_several_ranks_all_processes_are_counted_and_each_tokenizes_its_own_s
     assert uses["two"].tokenizing_ms == pytest.approx(8 / 1.024, rel=0.02)
     assert uses["two"].all_cores == pytest.approx(1.75)
     assert uses["nodes"].all_cores is None  # those of other machines were not sampled here
-    judged = study(claims=CLAIMS[:1]).claims
+    judged = study(ARMS[:2], blocks=1, claims=CLAIMS[:1]).claims
     for name, said in (("one", False), ("two", True)):
         text = said_of.claims([arm_use("plain", [uses[name]])], judged, ArmNames(["plain", "batched"]))
         assert ("Of several ranks the shares and the cores by part are those of rank 0" in text) == said
 
 
 def test_too_few_blocks_are_not_measurable() -> None:
-    found = study(blocks=1, claims=CLAIMS[:1])
+    found = study(ARMS[:2], blocks=1, claims=CLAIMS[:1])
     assert found.claims[0].outcome == "not measurable"
     assert "too few blocks for an interval" in said_of.claim_sentence(found.claims[0], ArmNames(["batched", "plain"]))
 
@@ -356,7 +358,7 @@ def test_an_interval_of_steps_or_times_is_above_zero() -> None:
 
 def test_what_was_learned_is_a_table_where_there_is_a_target() -> None:
     arms = [Arm("low", loss=3.0), Arm("high", loss=5.0)]
-    record, runs = build(arms, blocks=5, repetitions=4, steps=9)
+    record, runs = build(arms, repetitions=4, steps=9, spans=False)
     runs = [RunData(replace(r.record, peak_memory_bytes=300 * 2**20), r.steps, r.spans, r.samples) for r in runs]
     found = analyse(replace(record, scenario_text={**record.scenario_text, "target_loss": 3.7}), runs)
     low, high = found.learned

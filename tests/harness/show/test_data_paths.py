@@ -30,6 +30,7 @@ def study(arms: list[Arm], baseline: str | None = "naive", **noise: Any) -> Stud
         [*arms, *(one for arm in arms for one in arm.controls("data-only")), *arms[0].controls("a-a")],
         [("naive", "fast")],
         blocks=5,
+        spans=False,
         **noise,
     )
     asked = {} if baseline is None else {"isolated_baseline": baseline}

@@ -26,7 +26,7 @@ STAGED = Arm("text", workers=1, tokenize=40.0)
 @pytest.fixture
 def recorded(tmp_path: Path) -> StudyFolder:
     """A study as runs leave it: nothing of its steps is derived yet."""
-    study, runs = build([STAGED, Arm("tokens", tokenize=0.5)], [("text", "tokens")], blocks=2)
+    study, runs = build([STAGED, Arm("tokens", tokenize=0.5)], [("text", "tokens")], blocks=1)
     folder = StudyFolder(tmp_path)
     write(folder, study, runs)
     for run in runs:

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("study")
     slow = Arm(NASTY, tokenize=9.0)
     fast = Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
-    study, runs = build([slow, fast, *slow.controls("a-a", "data-only")], [(NASTY, "tokens")])
+    study, runs = build([slow, fast, *slow.controls("a-a", "data-only")], [(NASTY, "tokens")], blocks=3)
     write(StudyFolder(path), replace(study, question=QUESTION, scenario=NASTY), runs)
     with drawing():
         build_report(path)

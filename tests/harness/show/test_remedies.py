@@ -23,7 +23,8 @@ COUNT = {"times": 2, "steps": 1, "of": 10, "ms": 60.0, "rest_ms": 90.0}
 def lines(*causes: dict[str, Any]) -> dict[str, str]:
     """Return the first screen's lines about an arm of five blocks by subject."""
     facts: dict[str, Any] = {**FACTS, "causes": causes}
-    return {one.subject: one.text for one in first_screen(analyse(*build([Arm("script", facts=facts)], []))).headlines}
+    report = analyse(*build([Arm("script", facts=facts)], [], spans=False))
+    return {one.subject: one.text for one in first_screen(report).headlines}
 
 
 def test_a_wait_has_its_place_its_code_and_its_time_once_for_all_blocks() -> None:
@@ -77,7 +78,7 @@ def test_a_cause_of_a_later_version_is_left_out() -> None:
 
 
 def test_launch_bound_steps_have_a_remedy() -> None:
-    arm = analyse(*build([Arm("script", facts=FACTS)], [])).arms[0]
+    arm = analyse(*build([Arm("script", facts=FACTS)], [], spans=False)).arms[0]
     bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
     assert bound.totals.bound == "launch"
     subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
@@ -87,7 +88,7 @@ def test_launch_bound_steps_have_a_remedy() -> None:
 def test_steps_that_compile_are_not_launch_bound() -> None:
     """Nothing is launched meanwhile, so events alone would say so."""
     cause = {"kind": "compiled", **COUNT, "ms": 60_000.0}
-    arm = analyse(*build([Arm("script", facts={**FACTS, "causes": [cause]})], [])).arms[0]
+    arm = analyse(*build([Arm("script", facts={**FACTS, "causes": [cause]})], [], spans=False)).arms[0]
     bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
     subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
     assert "Compilation" in subjects

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -38,10 +39,9 @@ ATTACHED = {"attached": "forward: Sequential; backward; optimizer: AdamW", "step
 
 
 def study(*arms: Arm, edit: Callable[[RunData], RunData] = lambda run: run, **how: Any) -> StudyReport:
-    """The first arm against the others; alone it is compared with none."""
-    record, runs = build(
-        [*arms], [(arms[0].name, one.name) for one in arms[1:] if not one.control], **{"noise": EXACT, **how}
-    )
+    """The first arm against the others; alone it is compared with none. Replayed only with ``spans=True``."""
+    compared = [(arms[0].name, one.name) for one in arms[1:] if not one.control]
+    record, runs = build([*arms], compared, **{"noise": EXACT, "spans": False, **how})
     return analyse(record, [edit(run) for run in runs])
 
 
@@ -57,15 +57,16 @@ def steps_of(run: RunData, change: Callable[[dict[str, list[Any]]], None]) -> Ru
     return RunData(run.record, pa.table(columns, schema=arrow_schema(STEP_COLUMNS)), run.spans, run.samples)
 
 
+@cache
 def a_disk_slow_in_some_blocks(
-    *names: str, late_ms: Mapping[int, float] | None = None, blocks: int = 5, controls: Sequence[str] = ()
+    *names: str, late: tuple[tuple[int, float], ...] = ((1, 25.0), (3, 25.0)), blocks: int = 5, controls: str = ""
 ) -> StudyReport:
-    """``late_ms``: by block, what tokenizing takes there; elsewhere 0.3 ms."""
-    late_ms = {1: 25.0, 3: 25.0} if late_ms is None else late_ms
+    """``late``: (block, ms that tokenizing takes there); elsewhere 0.3 ms."""
+    late_ms = dict(late)
     runs: list[RunData] = []
     for block in range(blocks):
         arms = [Arm(name, tokenize=late_ms.get(block, 0.3)) for name in names]
-        arms += arms[0].controls(*controls)
+        arms += arms[0].controls(*controls.split())
         record, found = build(arms, [(names[0], one) for one in names[1:]], noise=EXACT, blocks=blocks)
         runs += [run for run in found if run.record.block == block]
     return analyse(record, runs)
@@ -80,7 +81,7 @@ def test_a_wait_of_some_blocks_is_said_of_these() -> None:
     assert lines(a_disk_slow_in_some_blocks("text", "tokens")).endswith(
         "text waits for 25.3 ms of each 55.0 ms step in 2 of 5 blocks and 0.60 ms in the others."
     )
-    alone = lines(a_disk_slow_in_some_blocks("text", controls=["ideal-data"]))
+    alone = lines(a_disk_slow_in_some_blocks("text", controls="ideal-data"))
     assert f"It waits for data {said}." in alone
     in_blocks = "1.851x as fast in those 2 blocks and 1.020x in the others (median block: 1.020x, "
     assert f"(ideal-data) it is {in_blocks}" in alone
@@ -105,17 +106,17 @@ def test_a_wait_of_some_blocks_is_said_of_these() -> None:
     ],
 )
 def test_a_wait_of_half_of_the_blocks_is_said_of_these(late_ms: dict[int, float], blocks: int, said: str) -> None:
-    two = a_disk_slow_in_some_blocks("text", "tokens", late_ms=late_ms, blocks=blocks)
-    alone = a_disk_slow_in_some_blocks("text", late_ms=late_ms, blocks=blocks)
+    two = a_disk_slow_in_some_blocks("text", "tokens", late=tuple(late_ms.items()), blocks=blocks)
+    alone = a_disk_slow_in_some_blocks("text", late=tuple(late_ms.items()), blocks=blocks)
     for text in (sentence(two.compared[0]), lines(two), lines(alone)):
         assert (said in text) if said else ("in the others" not in text)
 
 
 def test_the_median_of_blocks_of_which_half_wait_is_not_said_to_be_of_one() -> None:
-    half = {"late_ms": {0: 25.0, 2: 25.0}, "blocks": 4}
-    (c,) = a_disk_slow_in_some_blocks("text", "tokens", **half).compared
+    late = ((0, 25.0), (2, 25.0))
+    (c,) = a_disk_slow_in_some_blocks("text", "tokens", late=late, blocks=4).compared
     assert "Without any data work text, halfway between these blocks and the others, would be 1.3" in sentence(c)
-    alone = lines(a_disk_slow_in_some_blocks("text", **half))
+    alone = lines(a_disk_slow_in_some_blocks("text", late=late, blocks=4))
     assert "it would be 1.851x as fast in those 2 blocks and 1.020x in the others, by replay." in alone
 
 
@@ -178,7 +179,7 @@ def test_what_a_doubt_bars_stands_nowhere(facts: dict[str, float], doubt: str) -
     arms = [Arm(name, facts={**both, **facts}) for name in ("script", "other")]
     (kept,) = study(*(replace(one, facts=both) for one in arms)).compared
     assert kept.measured.ceiling is not None
-    report = study(*arms)
+    report = study(*arms, spans=True)
     (c,) = report.compared
     assert doubt in [one.kind for one in c.measured.doubts]
     assert (c.measured.ceiling, c.measured.from_waits) == (None, None)
@@ -262,7 +263,7 @@ def test_a_loss_in_what_is_counted_is_said_in_it() -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_replicates_of_one_run_are_no_interval(blocks: int) -> None:
-    report = study(Arm("text", tokenize=5.0), blocks=blocks, noise={})
+    report = study(Arm("text", tokenize=5.0), blocks=blocks, noise={}, spans=True)
     (arm,) = report.arms
     assert arm.explained.ideal_predicted is not None
     assert (arm.explained.ideal_predicted.ci_low, arm.explained.ideal_predicted.ci_high) == (None, None)
@@ -304,7 +305,7 @@ def test_that_workers_repeat_a_dataset_is_said_only_where_their_batches_were_see
 
 
 def test_what_is_hidden_is_not_said_to_cost_nothing() -> None:
-    text = " ".join(page_of(study(Arm("text", workers=1), Arm("tokens"))).split())
+    text = " ".join(page_of(study(Arm("text", workers=1), Arm("tokens"), spans=True)).split())
     assert "It may still take cores from the step" in text
 
 
@@ -459,7 +460,9 @@ def test_one_ratio_has_one_interval_wherever_it_stands() -> None:
     text, tokens = Arm("text"), Arm("tokens")
     two = Arm("two", workers=2, declared={"data.workers": 2}, config={"data.workers": 2})
     noise = {"day": 0.0, "block": 0.004, "repetition": 0.0, "step": 0.0}
-    report = study(text, tokens, two, *text.controls("a-a", "ideal-data"), edit=drifts, noise=noise, blocks=7)
+    report = study(
+        text, tokens, two, *text.controls("a-a", "ideal-data"), edit=drifts, noise=noise, blocks=7, spans=True
+    )
     measured = report.compared[0].measured
     control, ideal = report.arm("text+a-a"), report.arm("text+ideal-data")
     assert control is not None
@@ -499,7 +502,8 @@ def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None
 @pytest.mark.parametrize("persistent", [True, False])
 def test_persistent_workers_are_no_advice_where_they_are_on(persistent: bool) -> None:
     facts = {**ATTACHED, "attached": "fetch: DataLoader with 2 workers; backward", "workers": 2, "epoch_ends": 3}
-    text = lines(study(Arm("script", facts={**facts, "restarting_share": 0.2, "persistent_workers": persistent})))
+    arm = Arm("script", facts={**facts, "restarting_share": 0.2, "persistent_workers": persistent})
+    text = lines(study(arm, spans=True))
     assert "more workers are not predicted" in text
     assert ("persistent_workers=True keeps them alive" in text) is not persistent
 
@@ -672,7 +676,7 @@ def test_a_part_of_a_step_of_microseconds_has_the_unit_of_the_step(workers: int,
             microseconds("text", tokenize=late_ms if block in (1, 3) else 0.001, workers=workers, contended=0.001),
             microseconds("tokens", tokenize=0.0, workers=workers, contended=0.001),
         ]
-        record, found = build(arms, [("text", "tokens")], noise=EXACT, steps=30)
+        record, found = build(arms, [("text", "tokens")], noise=EXACT, steps=8)
         runs += [run for run in found if run.record.block == block]
     two = analyse(record, runs)
     alone = analyse(replace(record, comparisons=[]), runs)
@@ -712,7 +716,7 @@ def test_steps_that_get_longer_within_the_only_turn_of_each_block_are_named() ->
 
 
 def test_work_hidden_behind_all_of_the_step_is_not_said_to_be_behind_a_part_of_it() -> None:
-    report = study(Arm("text", workers=1, tokenize=4.0), Arm("tokens"))
+    report = study(Arm("text", workers=1, tokenize=4.0), Arm("tokens"), spans=True)
     (c,) = report.compared
 
     def told(**behind_ms: float) -> str:

@@ -36,7 +36,7 @@ SHARDS = Truth(
 WITHOUT_DATA = parse_edits([f"{stage}=0" for stage in STAGES])
 
 
-def runs_of(truth: Truth, blocks: int = 4) -> list[RunData]:
+def runs_of(truth: Truth, blocks: int = 3) -> list[RunData]:
     return [oracle.run(truth.having(seed=block), block=block) for block in range(blocks)]
 
 
