@@ -124,6 +124,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
+@pytest.mark.nightly
 def test_a_pull_request_that_slows_a_training_fails_with_a_comment(clone: Path, tmp_path: Path) -> None:
     runner = Runner(clone, tmp_path / "runner")
     steps = [step for step in JOB["steps"] if step.get("uses", "").partition("@")[0] not in FOREIGN]

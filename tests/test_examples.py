@@ -73,7 +73,7 @@ def test_a_dataset_of_ones_own_in_a_scenario(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "needs"),
-    [("hf_trainer.py", "accelerate"), ("lightning_module.py", "lightning")],
+    [("hf_trainer.py", "accelerate"), pytest.param("lightning_module.py", "lightning", marks=pytest.mark.nightly)],
 )
 def test_a_framework_with_its_callback(tmp_path: Path, name: str, needs: str) -> None:
     if find_spec(needs) is None:
@@ -85,6 +85,7 @@ def test_a_framework_with_its_callback(tmp_path: Path, name: str, needs: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tracker_of_accelerate_records_the_main_process_of_several(tmp_path: Path) -> None:
     if find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
@@ -107,6 +108,7 @@ def test_the_tracker_of_accelerate_records_the_main_process_of_several(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook(tmp_path: Path) -> None:
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

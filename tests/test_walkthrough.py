@@ -66,6 +66,7 @@ def test_the_pages_have_files_and_commands_and_each_size_is_there() -> None:
     assert [large for page, sizes in SMALLER.items() for large in sizes if large not in page.read_text()] == []
 
 
+@pytest.mark.nightly
 def test_a_newcomer_gets_from_parquet_to_text(tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
     for command in COMMAND.findall(PAGE.read_text()):

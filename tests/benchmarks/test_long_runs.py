@@ -25,7 +25,7 @@ def test_writing_the_tables_of_an_asynchronous_run(benchmark) -> None:
     assert benchmark.pedantic(write, args=(steps(benchmark),), rounds=1)["seconds"] > 0
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_building_the_report_of_two_long_runs(benchmark, tmp_path: Path, asynchronous: bool) -> None:
     make(tmp_path, 2, steps(benchmark), asynchronous=asynchronous)
     benchmark.pedantic(analyse, args=(tmp_path,), rounds=1)

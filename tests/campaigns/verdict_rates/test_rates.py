@@ -25,6 +25,7 @@ def test_identical_arms_seldom_get_a_verdict_however_many_are_compared(compariso
     assert false_verdicts(40, comparisons, blocks).wrong <= 0.05
 
 
+@pytest.mark.nightly
 def test_seven_intervals_held_against_1_one_by_one_would_err_more_often() -> None:
     found = false_verdicts(40, 7, 8)
     assert found.wrong <= 0.05 < found.alone

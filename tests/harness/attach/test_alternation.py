@@ -88,6 +88,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], line: st
 
 
 @slow
+@pytest.mark.nightly
 def test_a_command_that_trains_each_batch_four_times_is_doubted(tmp_path: Path) -> None:
     """No loss of a program is recorded, so its batches are compared; what follows is held by judge/test_losses.py."""
     before = shlex.join(program("plain", "--steps", LONG, "--collate-ms", 8, "--epoch", 20))
@@ -148,6 +149,7 @@ steps: 40
 
 
 @slow
+@pytest.mark.nightly
 def test_a_function_that_trains_is_called_beside_another(tmp_path: Path) -> None:
     """Under its own name, so that workers find its classes; what it was fed with and its code are known."""
     shutil.copy(PROGRAMS / "called.py", tmp_path)
@@ -193,6 +195,7 @@ def test_a_command_and_its_controls(tmp_path: Path) -> None:
 
 
 @slow
+@pytest.mark.nightly
 def test_doses_of_data_work_are_made_and_compared(tmp_path: Path) -> None:
     """The collation in a worker is made once, twice, three and five times beside 15 ms of compute.
 
@@ -287,6 +290,7 @@ def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeyp
         (["--controls", "a-a", "--interleave", "runs"], {"script"}),
     ],
 )
+@pytest.mark.nightly
 def test_a_command_that_cannot_start_is_one_failure_in_all_blocks(
     options: list[str], failed: set[str], tmp_path: Path
 ) -> None:
@@ -304,6 +308,7 @@ def test_a_command_that_cannot_start_is_one_failure_in_all_blocks(
 
 
 @slow
+@pytest.mark.nightly
 def test_a_start_that_fails_once_in_block_0_is_tried_once_more(tmp_path: Path) -> None:
     """As a port that is in use until an earlier run has let go of it."""
     script = f"mkdir {shlex.quote(str(tmp_path / 'tried'))} && exit 1; {shlex.join(forked('plain', '--steps', LONG))}"
@@ -404,6 +409,7 @@ def test_a_rank_may_take_seconds_from_its_connection_to_its_first_words(tmp_path
 
 
 @slow
+@pytest.mark.nightly
 def test_a_rank_that_never_comes_is_looked_for_in_the_command_and_waited_for_as_for_its_start(tmp_path: Path) -> None:
     """One of two came: it was named as what holds the command, and a longer silence as the remedy."""
     (tmp_path / "raw").mkdir()
@@ -482,6 +488,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @slow
+@pytest.mark.nightly
 def test_a_turn_on_a_device_lasts_until_the_device_has_done_what_it_was_given(tmp_path: Path) -> None:
     """The host takes next to no time, and waits for the device at every hundredth step: a turn holds its whole work."""
     before = shlex.join(program("on_device", LONG, 0, 12))

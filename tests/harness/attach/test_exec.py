@@ -250,6 +250,7 @@ def test_files_of_the_user_with_names_of_ours_are_his(tmp_path: Path) -> None:
     assert len(rows(study_in(tmp_path / "out"))) == 12
 
 
+@pytest.mark.nightly
 def test_a_loop_that_says_itself_what_it_does(tmp_path: Path) -> None:
     """In a folder with a trainer.py of the user's own."""
     (tmp_path / "trainer.py").write_text("raise RuntimeError('his')\n")
@@ -370,7 +371,14 @@ def test_of_a_slow_worker_only_the_fact_is_printed(way: str, tmp_path: Path) -> 
         assert wrong not in said
 
 
-@pytest.mark.parametrize("way", ["left", "left-persistent", "left-inline", "one-batch"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "left",
+        "left-persistent",
+        *(pytest.param(way, marks=pytest.mark.nightly) for way in ("left-inline", "one-batch")),
+    ],
+)
 def test_a_loader_that_is_left_early_begins_anew_as_at_the_end_of_an_epoch(way: str, tmp_path: Path) -> None:
     done = attached(tmp_path, program("streams", way, 36))
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,7 @@ def test_a_program_without_slow_code_has_no_such_place(tmp_path: Path) -> None:
     assert [one for one in found if (one.code and "slow" in one.code) or one.kind == LOCK] == []
 
 
+@pytest.mark.nightly
 def test_a_fork_finds_no_thread_of_the_agent(tmp_path: Path) -> None:
     """Python 3.12 warns of a fork with threads, and a child inherits locks that these hold."""
     command = program("own_time", "fork", 60)
@@ -97,6 +98,7 @@ def test_a_second_thread_that_is_recorded_has_its_places_noted_anew(tmp_path: Pa
         assert any(one.code == "time.sleep(0.02)" for one in slow_causes(facts)), arm
 
 
+@pytest.mark.nightly
 def test_no_garbage_collection_begins_within_a_look() -> None:
     """Before Python 3.12 it would block the program: a look holds the lock of the list of all threads."""
     command = [sys.executable, str(PROGRAMS / "collected_looks.py")]
@@ -284,6 +286,7 @@ def test_a_program_whose_threads_compete_for_the_lock_keeps_its_interval(monkeyp
     assert shortened == [False] * own_time.ALONE_LOOKS + [True] + [False] * 3
 
 
+@pytest.mark.nightly
 def test_a_short_piece_of_python_is_found_though_a_call_after_it_lets_go_of_the_lock(tmp_path: Path) -> None:
     """2 ms of Python in each step, which the forward pass follows: a look came in that pass."""
     found, truth_ms = found_in(tmp_path, "brief", steps=800)  # about a second

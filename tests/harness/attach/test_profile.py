@@ -236,7 +236,7 @@ def test_where_tracing_is_not_permitted_the_command_goes_on_and_the_remedy_is_sa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [None, "0"])
+@pytest.mark.parametrize("level", [None, pytest.param("0", marks=pytest.mark.nightly)])
 def test_kineto_prints_nothing_unless_the_user_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str | None
 ) -> None:

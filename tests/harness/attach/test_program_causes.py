@@ -99,6 +99,7 @@ def causes(seen: Seen, program: str, folder: Path) -> list[SlowCause]:
     return [made_of(SlowCause, row) for row in program_causes(one, blocks)]
 
 
+@pytest.mark.nightly
 def test_hooks_that_pile_up_are_named_with_what_they_cost(tmp_path: Path, seen: Seen) -> None:
     (found,) = [one for one in causes(seen, HOOKS, tmp_path) if one.kind == GROWING]
     assert (found.phase, found.called) == ("forward", "forward")

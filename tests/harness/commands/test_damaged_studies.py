@@ -39,6 +39,12 @@ def cases(folder: Path) -> dict[str, Case]:
     return {case.place: case for make in (record_cases, table_cases) for case in make(folder)}
 
 
-@pytest.mark.parametrize("place", [*RECORDS, *TABLES])
+BY_DAY = (RECORDS[0], RECORDS[3], TABLES[1], TABLES[3])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [place if place in BY_DAY else pytest.param(place, marks=pytest.mark.nightly) for place in (*RECORDS, *TABLES)],
+)
 def test_no_command_ends_in_a_traceback(cases: dict[str, Case], folder: Path, place: str) -> None:
     assert tried(cases[place], folder, without=STARTS_A_PROCESS) == []

@@ -172,6 +172,7 @@ def test_what_our_own_files_need_may_be_broken(tmp_path: Path, light: dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_no_calibration_without_torch_but_the_examination(tmp_path: Path, light: dict[str, str]) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')")
     done = harness("--calibrate", **light | {"PYTHONPATH": before(tmp_path, light["PYTHONPATH"])})

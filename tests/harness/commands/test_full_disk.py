@@ -56,7 +56,11 @@ def test_a_place_that_may_not_be_written_is_wrong_input_and_a_full_one_is_not(nu
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kibibytes", "what"),
-    [(0, "facts"), (4, "tokenizer"), (1, "pretokenized")],
+    [
+        pytest.param(0, "facts", marks=pytest.mark.nightly),
+        pytest.param(4, "tokenizer", marks=pytest.mark.nightly),
+        (1, "pretokenized"),
+    ],
     ids=["Python", "tokenizers", "pyarrow"],
 )
 def test_a_limit_of_file_sizes(tmp_path: Path, kibibytes: int, what: str) -> None:

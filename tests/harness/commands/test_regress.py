@@ -93,6 +93,7 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     assert harness("report", str(path)).returncode == 0  # it is a study like any other
 
 
+@pytest.mark.nightly
 def test_a_budget_too_short_decides_nothing_and_says_what_it_would_take(
     tmp_path: Path, scenario: str, slower: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_side_that_fails_ends_the_check_and_is_an_error(
     assert "Traceback" not in again.stderr
 
 
+@pytest.mark.nightly
 def test_code_that_changes_while_it_is_measured_decides_nothing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
 ) -> None:

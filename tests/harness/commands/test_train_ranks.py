@@ -179,6 +179,7 @@ def check_what_is_kept(folder: Path, parallel: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_make_the_pass_that_a_killed_part_did_not(tmp_path: Path) -> None:
     scenario, table = written(tmp_path), tmp_path / "out/evaluations.csv"
     evaluation = "evaluation={every_steps: 8, fraction: 0.2, batches: 1}"
@@ -321,6 +322,7 @@ def make():  # ranks take turns: one has all of one row, the other all of three
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_tokens_of_a_users_source_are_summed_over_the_ranks_and_go_on_so(tmp_path: Path) -> None:
     (tmp_path / "own_rows.py").write_text(OWN_SOURCE)
     scenario = tmp_path / "own.yaml"

@@ -129,7 +129,7 @@ def test_a_running_program_is_looked_at(tmp_path: Path) -> None:
                 page = fetched(view.stdout.readline().split()[1])
                 assert {path.name: path.stat().st_size for path in raw.iterdir()} == before
                 go_on.touch()
-                assert view.wait(120) == 0
+                assert view.wait(300) == 0
                 assert str(raw.parent) in view.stdout.read()
             assert "ms a step" in page
             assert str(script) in page  # the command, in the question

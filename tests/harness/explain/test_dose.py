@@ -204,6 +204,7 @@ class TestKnownTruth:
         assert "even 1000 blocks would not decide" in dose_line(found)
 
     @pytest.mark.slow
+    @pytest.mark.nightly
     def test_so_many_more_blocks_do_decide(self) -> None:
         loop = Pipeline(tokenize=0.6, noise=0.03)
         few = loop.dosed(blocks=4, seed=3)

@@ -174,6 +174,7 @@ def test_the_steps_of_the_window_are_not_measured(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_takes_the_window_in_the_first_run_of_each_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state of this code whose emulated device says that it is real, run by the command line."""
     code = copy_code(

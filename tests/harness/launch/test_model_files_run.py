@@ -162,6 +162,7 @@ def test_a_study_of_models_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_shipped_masked_lm_trains(tmp_path: Path) -> None:
     words = ["--repeats", "1", "--set", "steps=8", "--set", "data.corpus.documents=100", "--arm", "text-padded"]
     done = harness("run", str(ROOT / "scenarios" / "masked-lm.yaml"), *words, cwd=tmp_path)

@@ -161,6 +161,7 @@ def test_a_host_on_an_idle_device_takes_more_warm_up_steps_until_it_is_ahead(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_arms_whose_workers_sleep_take_more_warm_up_steps_in_slices(tmp_path: Path) -> None:
     """Of batches that lie ready a step takes the forward pass alone: of those of the start, and of the sleep of each
     worker, which goes on while the run is suspended. How long steps are then is measured by a campaign (removals).

@@ -105,7 +105,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("options", [[], ["--wait-until-quiet", "0.01"]])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.nightly), ["--wait-until-quiet", "0.01"]])
 def test_a_comparison_of_commands_keeps_the_load_before_block_0(options: list[str], tmp_path: Path) -> None:
     words = ("--controls", "a-a", "--repeats", "1", "--steps", "20", "--out", str(tmp_path), *options)
     done = harness("exec", *words, "--", *program("plain", "--steps", 100_000))

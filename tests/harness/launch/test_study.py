@@ -39,7 +39,9 @@ from trainer.json_types import JsonObject
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("interleave", "repetitions"), [("slices", 2), ("runs", 1), ("runs", 2)])
+@pytest.mark.parametrize(
+    ("interleave", "repetitions"), [("slices", 2), pytest.param("runs", 1, marks=pytest.mark.nightly), ("runs", 2)]
+)
 def test_a_study_leaves_what_the_contract_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interleave: str, repetitions: int
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_function_that_the_base_lacks_is_not_taken_from_the_head(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_command_needs_no_scenario(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UntilDecided, "__call__", lambda *_: True)  # one block
     words = ["--steps", "20", "--", sys.executable, "train.py", "--steps", "100000", "--compute-ms", "1"]

@@ -47,6 +47,7 @@ def test_a_change_beyond_what_is_allowed_is_found(change: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_looking_again_and_again_calls_no_change_a_change_in_one_of_twenty_at_most() -> None:
     """At the very edge of what is allowed, where a single look at 95 % would be wrong one time in forty."""
     generator = np.random.default_rng(2)

@@ -135,6 +135,7 @@ def test_nothing_is_cut_in_a_window_of_any_width(opened: Browser, width: int) ->
     opened.call("Emulation.clearDeviceMetricsOverride")
 
 
+@pytest.mark.nightly
 def test_no_two_of_sixteen_arms_look_alike_in_the_scatter(chromium: Browser, tmp_path: Path) -> None:
     """The arms of a compared pair are eight apart where a matrix has eight settings."""
     arms = [Arm(f"{data}-{number}") for data in ("text", "tokens") for number in range(8)]

@@ -267,6 +267,7 @@ def test_a_budget_is_held_against_every_size_before_the_first_trial(file: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_trials_that_fall_behind_are_evaluated_at_their_end_where_that_is_asked_for(file: Path) -> None:
     sets = ["strategy={name: early-stopping, trials: 6, fraction: 1}", "steps=20", "learning_rate.high=1"]
     words = [word for one in sets for word in ("--set", one)]

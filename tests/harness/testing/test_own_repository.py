@@ -69,7 +69,9 @@ def theirs(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:  # noqa: F81
     return suite
 
 
-@pytest.mark.parametrize(("scenario", "arm"), [("own", "inline"), ("commands", "loop")])
+@pytest.mark.parametrize(
+    ("scenario", "arm"), [("own", "inline"), pytest.param("commands", "loop", marks=pytest.mark.nightly)]
+)
 def test_baseline_is_the_users_own_code_at_that_revision(theirs: Suite, scenario: str, arm: str) -> None:
     (theirs / "test_speed.py").write_text(TEST.format(scenario=f"{scenario}.yaml", arm=arm, other="baseline"))
     done = theirs.run("-rs", "--harness-base", "HEAD")

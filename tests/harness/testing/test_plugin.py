@@ -168,6 +168,7 @@ def test_a_baseline_is_kept_and_checked_and_its_absence_is_never_silent(suite: S
     assert "slow (emulated device): slower" in slower.stdout
 
 
+@pytest.mark.nightly
 def test_baseline_is_another_state_of_the_code_where_one_is_named(
     suite: Suite, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

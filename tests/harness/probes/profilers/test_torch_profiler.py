@@ -243,6 +243,7 @@ print("said", json.dumps(probe.problems))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_is_full_is_named_as_the_cause_and_nothing_is_left_on_it(tmp_path: Path) -> None:
     """Here: no file may be larger than 1000 bytes."""
     command = [sys.executable, "-c", TOO_LARGE, str(tmp_path)]

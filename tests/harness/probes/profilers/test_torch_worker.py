@@ -57,7 +57,7 @@ def names(table: pa.Table) -> list[str]:
     return table.column("name").to_pylist()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.nightly)])
 def test_every_worker_leaves_its_profile(data: dict[str, object], tmp_path: Path, start_method: str) -> None:
     """Also where the parent, forked, has itself been profiled before."""
     with make_profiler(SETTINGS):
@@ -161,6 +161,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 """
 
 
+@pytest.mark.nightly
 def test_a_worker_whose_profile_could_not_be_written_is_reported(tmp_path: Path) -> None:
     """Here: no file may be larger than 1000 bytes when it ends."""
     probe = TorchProfiler(SETTINGS, tmp_path)
