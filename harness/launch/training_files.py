@@ -186,7 +186,7 @@ def _rows(
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     if not rows or rows[0] not in (list(columns), list(older or columns)):
-        raise InputError(f"{path}: not such a table: its first line is not {','.join(columns)}")
+        raise InputError(f"{path}: not a table of a training: its first line is not {','.join(columns)}")
     parsed = []
     for number, row in enumerate(rows[1:], 2):
         try:

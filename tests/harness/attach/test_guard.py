@@ -85,7 +85,7 @@ def test_a_signal_handler_of_the_program_ends_the_profiling_and_reaches_it(guard
     from _harness_agent import profiling
 
     handled(late)
-    for part in (profiling._over, profiling._carefully):
+    for part in (profiling._over, profiling.carefully):
         with pytest.raises(TooLateError):
             guard.carefully(part, lambda _step: hook(), 7)
     assert guard.on
