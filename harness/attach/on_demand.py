@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from trainer.errors import InputError
 from trainer.files import write_bytes, write_text
 
 ANSWER_LOOK_S = 0.1
+LOCK = "profile.lock"
 
 
 class NotProfiled(Exception):  # noqa: N818 - an outcome, reported once
@@ -80,6 +84,24 @@ def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: P
     return folder / TRACE
 
 
+@contextmanager
+def alone(program: RecordedProgram, pid: int) -> Iterator[None]:
+    """Let no other ``harness profile`` ask process ``pid``. Raises NotProfiled if one does, or the record is removed."""
+    try:
+        with open(_file(program, pid, LOCK), "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                yield
+            finally:
+                _file(program, pid, PROFILE_ASKED).unlink(missing_ok=True)
+    except BlockingIOError as error:
+        raise NotProfiled(f"process {pid}: another harness profile waits for it") from error
+    except FileNotFoundError as error:
+        if program.raw.is_dir():
+            raise
+        raise NotProfiled(f"process {pid} ended before it was profiled") from error
+
+
 def _ask(program: RecordedProgram, pid: int, request: dict[str, float], what: str, limit_s: float) -> dict[str, Any]:
     """Send ``request`` to process ``pid`` and return the content of its answer, the file ``what``."""
     for old in (PROFILE_READY, PROFILE_OVER, PROFILE_DONE):
@@ -101,7 +123,6 @@ def _answer(program: RecordedProgram, pid: int, what: str, limit_s: float) -> di
         if not (ROOT / "proc" / str(pid)).exists() or not program.raw.is_dir():
             raise NotProfiled(f"process {pid} ended before it was profiled")
         time.sleep(ANSWER_LOOK_S)
-    _file(program, pid, PROFILE_ASKED).unlink(missing_ok=True)
     raise NotProfiled(f"process {pid} did not answer within {limit_s:g} s: no step ended, or its steps are longer")
 
 

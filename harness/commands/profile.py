@@ -38,20 +38,21 @@ def profile(arguments: argparse.Namespace, _command: list[str]) -> int:
     if not arguments.limit > 0:
         raise InputError(f"profile: --limit {arguments.limit:g}: over 0 (seconds)")
     from harness.attach.live import find_program, recorded_programs
-    from harness.attach.on_demand import NotProfiled, process_of, profile_stacks, profile_torch
+    from harness.attach.on_demand import NotProfiled, alone, process_of, profile_stacks, profile_torch
 
     program = find_program(arguments.target, recorded_programs())
     pid = process_of(program, arguments.target)
     folder = program.raw.parent / "profiles" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{pid}"
     try:
-        if arguments.kind in (TORCH, BOTH):
-            trace, steps = profile_torch(program, pid, arguments.steps, folder, arguments.limit)
-            say(f"torch.profiler, {steps} steps of process {pid}: {trace}")
-            for line in _operators(trace, steps):
-                say(line)
-        if arguments.kind in (PY_SPY, BOTH):
-            stacks = profile_stacks(program, pid, arguments.seconds, folder, arguments.limit)
-            say(f"py-spy, {arguments.seconds:g} s of process {pid}: {stacks}")
+        with alone(program, pid):
+            if arguments.kind in (TORCH, BOTH):
+                trace, steps = profile_torch(program, pid, arguments.steps, folder, arguments.limit)
+                say(f"torch.profiler, {steps} steps of process {pid}: {trace}")
+                for line in _operators(trace, steps):
+                    say(line)
+            if arguments.kind in (PY_SPY, BOTH):
+                stacks = profile_stacks(program, pid, arguments.seconds, folder, arguments.limit)
+                say(f"py-spy, {arguments.seconds:g} s of process {pid}: {stacks}")
     except NotProfiled as error:
         say(f"not profiled: {error}")
         return 1

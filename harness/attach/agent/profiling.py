@@ -218,6 +218,7 @@ def _torch_is_over(number: int) -> bool:
 
 def advance(number: int, active: int) -> None:
     """Advance torch's profiler to step ``number``: start it, go on, or end it after ``active`` steps and tell so."""
+    state.evaluating = 0
     if state.profiler is None:
         reason = _own_profiler()
         if reason is not None:

@@ -18,7 +18,7 @@ import pytest
 
 from harness.attach.agent.events import PROFILE_ASKED, PROFILE_DONE
 from harness.attach.live import RecordedProgram
-from harness.attach.on_demand import NotProfiled, process_of, profile_torch
+from harness.attach.on_demand import NotProfiled, alone, process_of, profile_torch
 from harness.study.store import StudyFolder
 from harness.study.traces.kineto import read_profile
 from tests.commands import Done, harness
@@ -144,9 +144,26 @@ def test_the_first_process_that_records_is_profiled_unless_another_is_named(tmp_
 
 
 def test_a_program_that_does_not_answer_is_given_up_and_not_asked_any_more(tmp_path: Path) -> None:
-    with pytest.raises(NotProfiled, match=r"within 0\.3 s"):
-        profile_torch(program_in(tmp_path), os.getpid(), 3, tmp_path / "to", 0.3)
+    program = program_in(tmp_path)
+    with pytest.raises(NotProfiled, match=r"within 0\.3 s"), alone(program, os.getpid()):
+        profile_torch(program, os.getpid(), 3, tmp_path / "to", 0.3)
     assert not list(tmp_path.glob(f"*{PROFILE_ASKED}"))
+
+
+def test_one_command_asks_at_a_time(tmp_path: Path) -> None:
+    program = program_in(tmp_path)
+    (tmp_path / f"7.{PROFILE_ASKED}").touch()
+    with alone(program, 7):
+        with pytest.raises(NotProfiled, match="another"), alone(program, 7):
+            pass
+        assert (tmp_path / f"7.{PROFILE_ASKED}").exists()  # the request of the first
+    with alone(program, 7), alone(program, 8):
+        pass
+
+
+def test_a_record_that_goes_ends_the_request(tmp_path: Path) -> None:
+    with pytest.raises(NotProfiled, match="ended"), alone(program_in(tmp_path / "gone"), 7):
+        pass
 
 
 def test_a_program_that_ends_or_refuses_is_not_profiled(tmp_path: Path) -> None:
