@@ -47,7 +47,7 @@ def find_program(target: str | None, programs: list[RecordedProgram]) -> Recorde
             return programs[0]
         pids = ", ".join(str(program.pids[0]) for program in programs)
         reason = f"several programs are recorded: give a PID ({pids})" if programs else "no program is recorded now"
-        raise InputError(f"watch: {reason}")
+        raise InputError(reason)
     for program in programs:
         if target.isdecimal() and int(target) in program.pids:
             return program
@@ -55,7 +55,7 @@ def find_program(target: str | None, programs: list[RecordedProgram]) -> Recorde
             if (Path(target) / RAW).samefile(program.raw):
                 return program
     raise InputError(
-        f"watch: {target}: no program that harness exec records now; allowed: the PID of one of its processes, or the "
+        f"{target}: no program that harness exec records now; allowed: the PID of one of its processes, or the "
         "folder of its study"
     )
 

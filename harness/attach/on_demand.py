@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.profilers.torch_session import keep
 from harness.study.traces.kineto import file_name
 from trainer.errors import InputError
-from trainer.files import write_bytes, write_text
+from trainer.files import write_bytes
 
 ANSWER_LOOK_S = 0.1
 LOCK = "profile.lock"
@@ -48,7 +49,8 @@ def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, 
 
     Raises NotProfiled if the program cannot be profiled, ends, or answers only after ``limit_s`` seconds.
     """
-    answer = _ask(program, pid, {"steps": steps}, PROFILE_DONE, limit_s)
+    request = _ask(program, pid, {"steps": steps, "limit_s": limit_s})
+    answer = _answer(program, pid, request, PROFILE_DONE, limit_s)
     recorded = program.raw / Path(str(answer["trace"])).name
     trace = folder / file_name("main")
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,13 +66,16 @@ def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: P
 
     Raises NotProfiled as :func:`profile_torch` does.
     """
-    _ask(program, pid, {"seconds": seconds}, PROFILE_READY, limit_s)
+    request = _ask(program, pid, {"seconds": seconds, "limit_s": limit_s})
+    _answer(program, pid, request, PROFILE_READY, limit_s)
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "py-spy.trace.json"
     try:
         recording = SpyRecording(options(PySpySettings(seconds=seconds), "chrometrace"), output, pid=pid)
         try:
-            time.sleep(seconds)
+            until_s = time.monotonic() + seconds
+            while time.monotonic() < until_s and (ROOT / "proc" / str(pid)).exists():
+                time.sleep(min(ANSWER_LOOK_S, seconds))
         finally:
             recording.end()
         write_bytes(folder / TRACE, gzip.compress(output.read_bytes(), 6))
@@ -78,15 +83,16 @@ def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: P
         raise NotProfiled(str(error)) from error
     finally:
         output.unlink(missing_ok=True)
-        _file(program, pid, PROFILE_OVER).touch()
-    _answer(program, pid, PROFILE_DONE, limit_s)
-    _file(program, pid, PROFILE_OVER).unlink(missing_ok=True)
+        with suppress(OSError):  # The program may have ended, and its record been removed.
+            _file(program, pid, PROFILE_OVER).touch()
+    with suppress(NotProfiled, OSError):
+        _answer(program, pid, request, PROFILE_DONE, limit_s)
     return folder / TRACE
 
 
 @contextmanager
 def alone(program: RecordedProgram, pid: int) -> Iterator[None]:
-    """Let no other ``harness profile`` ask process ``pid``. Raises NotProfiled if one does, or the record is removed."""
+    """Let no other ``harness profile`` ask process ``pid``. Raises NotProfiled if one does, or the record is gone."""
     try:
         with open(_file(program, pid, LOCK), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,21 +108,28 @@ def alone(program: RecordedProgram, pid: int) -> Iterator[None]:
         raise NotProfiled(f"process {pid} ended before it was profiled") from error
 
 
-def _ask(program: RecordedProgram, pid: int, request: dict[str, float], what: str, limit_s: float) -> dict[str, Any]:
-    """Send ``request`` to process ``pid`` and return the content of its answer, the file ``what``."""
+def _ask(program: RecordedProgram, pid: int, request: dict[str, float]) -> str:
+    """Send ``request`` to process ``pid``; return the id that its answers have."""
     for old in (PROFILE_READY, PROFILE_OVER, PROFILE_DONE):
         _file(program, pid, old).unlink(missing_ok=True)
-    write_text(_file(program, pid, PROFILE_ASKED), json.dumps(request))
-    return _answer(program, pid, what, limit_s)
+    number = f"{os.getpid()}-{time.monotonic_ns()}"
+    asked = _file(program, pid, PROFILE_ASKED)
+    partial = asked.with_name(f"{asked.name}.tmp")
+    partial.write_text(json.dumps({"id": number, **request}))
+    partial.replace(asked)
+    return number
 
 
-def _answer(program: RecordedProgram, pid: int, what: str, limit_s: float) -> dict[str, Any]:
+def _answer(program: RecordedProgram, pid: int, request: str, what: str, limit_s: float) -> dict[str, Any]:
+    """Wait for the answer to the request with this id: the file ``what``, or one that says why there is none."""
     until_s = time.monotonic() + limit_s
     while time.monotonic() < until_s:
         for name in {what, PROFILE_DONE}:
             if (file := _file(program, pid, name)).exists():
                 answer: dict[str, Any] = json.loads(file.read_text())
                 file.unlink()
+                if answer.get("id") != request:  # of a command that did not wait for it
+                    continue
                 if "error" in answer:
                     raise NotProfiled(f"process {pid}: {answer['error']}")
                 return answer

@@ -11,7 +11,7 @@ from trainer.errors import InputError
 
 TORCH, PY_SPY, BOTH = "torch", "py-spy", "both"
 STEPS, SECONDS, LIMIT_S = 3, 5.0, 300.0
-MOST_STEPS, MOST_SECONDS = 1000, 600.0
+MOST_STEPS, MOST_SECONDS = 100, 600.0  # steps: as many as an agent accepts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -96,11 +96,11 @@ def begin() -> None:
     boundaries.measuring.measured_from = None if asked() else 0
 
 
-def allow_tracing() -> None:
-    """Permit any process of this user to trace this one, where Yama restricts it to parents."""
+def allow_tracing(allowed: bool = True) -> None:
+    """Permit any process of this user to trace this one where Yama restricts it to parents, or forbid it again."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 if allowed else 0), 0, 0, 0)
 
 
 def begin_on_demand(tell: Callable[[str, Any], None]) -> _Window:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -76,7 +77,9 @@ def test_a_running_program_is_profiled_and_its_profiled_steps_are_not_measured(t
         assert run.steps is not None
         measured = [not warmup for warmup in run.steps["warmup"].to_pylist()]
         left_out += measured[measured.index(True) :].count(False)
-    assert left_out >= 4 + 1 + 1  # with the profiler's warm-up, and at least one step under py-spy
+    # With the profiler's warm-up and at least one step under py-spy; at most a few seconds of steps of over 5 ms.
+    assert 4 + 1 + 1 <= left_out <= 4_000
+    assert left_out < sum(len(run.steps) for run in StudyFolder(study).runs() if run.steps is not None) / 2
     assert not (study / "raw").exists()
 
 
@@ -87,7 +90,10 @@ FAULTY = ("on_demand._accept!asks torch", "on_demand._on_step!asks torch", "prof
 def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     """Programs that ask for a profile of themselves; beside each its losses without the agent."""
     folder = tmp_path_factory.mktemp("asked")
-    names = [f"asks {how}" for how in ("torch", "py-spy", "malformed", "no-object", "other-user", "own")]
+    names = [
+        f"asks {how}"
+        for how in ("torch", "py-spy", "late", "nan", "many", "malformed", "no-object", "other-user", "own")
+    ]
     return run_all(folder / "out", [*names, *FAULTY], folder / "raw", {"warmup": 4, "segment_s": 60}, cold=False)
 
 
@@ -107,22 +113,25 @@ def test_a_program_answers_with_its_trace_and_trains_as_ever(asked: dict[str, Ra
     assert all(losses(ran.lines) == unasked for ran in asked.values())
     assert {ran.code for ran in asked.values()} == {0}
     assert answer(asked["asks torch"])["steps"] == 3
-    assert answer(asked["asks py-spy"]) == {}
+    assert answer(asked["asks py-spy"]) == {"id": "1"}
     assert asked["asks py-spy"].lines[-3] == "ready: True"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "why"),
-    [("malformed", "cannot be read"), ("no-object", "cannot be read"), ("own", "itself with torch's profiler")],
+    [
+        ("malformed", "cannot be read"),
+        ("no-object", "cannot be read"),
+        ("nan", "cannot be read"),
+        ("many", "at most 100"),
+        ("other-user", "another user"),
+        ("late", "too long"),
+        ("own", "itself with torch's profiler"),
+    ],
 )
 def test_a_request_that_cannot_be_met_is_answered_with_the_reason(asked: dict[str, Ran], how: str, why: str) -> None:
     assert why in answer(asked[f"asks {how}"])["error"]
-
-
-@pytest.mark.slow
-def test_a_request_of_another_user_is_not_met(asked: dict[str, Ran]) -> None:
-    assert answer(asked["asks other-user"]) is None
 
 
 @pytest.mark.slow
@@ -169,7 +178,18 @@ def test_a_record_that_goes_ends_the_request(tmp_path: Path) -> None:
 def test_a_program_that_ends_or_refuses_is_not_profiled(tmp_path: Path) -> None:
     with pytest.raises(NotProfiled, match="ended"):
         profile_torch(program_in(tmp_path), 2**22 + 1, 3, tmp_path / "to", 60)
-    refusing = threading.Timer(0.3, (tmp_path / f"{os.getpid()}.{PROFILE_DONE}").write_text, ['{"error": "no"}'])
+
+    def refuse() -> None:
+        asked = tmp_path / f"{os.getpid()}.{PROFILE_ASKED}"
+        while not asked.exists():
+            time.sleep(0.05)
+        done, number = tmp_path / f"{os.getpid()}.{PROFILE_DONE}", json.loads(asked.read_text())["id"]
+        done.write_text(json.dumps({"id": "another", "trace": "x", "steps": 3}))  # of an earlier request
+        while done.exists():
+            time.sleep(0.05)
+        done.write_text(json.dumps({"id": number, "error": "no"}))
+
+    refusing = threading.Thread(target=refuse)
     refusing.start()
     with pytest.raises(NotProfiled, match=r"no$"):
         profile_torch(program_in(tmp_path), os.getpid(), 3, tmp_path / "to", 60)

@@ -9,7 +9,15 @@ from pathlib import Path
 import torch
 
 how = sys.argv[1]
-REQUESTS = {"torch": '{"steps": 3}', "py-spy": '{"seconds": 1}', "malformed": '{"steps": ', "no-object": "[]"}
+REQUESTS = {
+    "torch": '{"id": "1", "limit_s": 60, "steps": 3}',
+    "py-spy": '{"id": "1", "limit_s": 60, "seconds": 1}',
+    "late": '{"id": "1", "limit_s": 0.1, "seconds": 0}',
+    "nan": '{"id": "1", "limit_s": NaN, "steps": 3}',
+    "many": '{"id": "1", "limit_s": 60, "steps": 101}',
+    "malformed": '{"steps": ',
+    "no-object": "[]",
+}
 folder = Path(os.environ.get("HARNESS_ATTACH", "."))
 
 
@@ -32,7 +40,7 @@ for step in range(120):
         profiler.start()
     if ready is None and file("ready").exists():
         ready = step
-    if ready is not None and step == ready + 10:
+    if how == "py-spy" and ready is not None and step == ready + 10:
         file("over").touch()
     loss = model(torch.randn(4, 8)).square().mean()
     loss.backward()
