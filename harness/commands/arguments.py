@@ -26,6 +26,16 @@ def add_study(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", metavar="STUDY", help=STUDY_HELP)
 
 
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add PID|STUDY: a program that ``harness exec`` records now."""
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="PID|STUDY",
+        help="a process of the command that `harness exec` runs, or its study folder (default: the only such command)",
+    )
+
+
 def study_path(given: str | Path) -> Path:
     """Return the study's folder ``given``, or the newest study below it, which a line on stderr then names."""
     from harness.study.store import find_study

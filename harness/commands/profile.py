@@ -6,6 +6,7 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.commands.arguments import add_program
 from harness.commands.output import say
 from trainer.errors import InputError
 
@@ -15,12 +16,7 @@ MOST_STEPS, MOST_SECONDS = 100, 600.0  # steps: as many as an agent accepts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target",
-        nargs="?",
-        metavar="PID|STUDY",
-        help="a process of the command that `harness exec` runs, or its study folder (default: the only such command)",
-    )
+    add_program(parser)
     parser.add_argument("--kind", choices=(TORCH, PY_SPY, BOTH), default=TORCH, help="profiler (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="for torch (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help="for py-spy (default: %(default)g)")

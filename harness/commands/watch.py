@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.commands.arguments import add_program
 from harness.commands.output import say
 from trainer.errors import InputError, visible_lines
 
@@ -31,12 +32,7 @@ WAITING = f'<!DOCTYPE html><meta http-equiv="refresh" content="2"><title>harness
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target",
-        nargs="?",
-        metavar="PID|STUDY",
-        help="a process of the command that `harness exec` runs, or its study folder (default: the only such command)",
-    )
+    add_program(parser)
     parser.add_argument(
         "--every", type=float, default=EVERY_S, metavar="SECONDS", help="between two looks (default: %(default)g)"
     )
