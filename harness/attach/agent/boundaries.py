@@ -105,7 +105,6 @@ on_step_end: list[Callable[[], list[tuple[Any, ...]]]] = []
 LONG_NS = 1_000_000  # The recorded causes do not occur in a shorter step: a compilation takes longer.
 # Called with each new step's number once all requested steps are measured. Return True if the program may end there.
 before_end: list[Callable[[int], bool]] = []
-before_adoption: list[Callable[[], None]] = []  # called before another thread is recorded instead
 
 
 def forget() -> None:
@@ -137,8 +136,6 @@ def adopt() -> bool:
                     steps.other_noted = True
                     record.note(OTHER_THREAD, threading.current_thread().name)
                 return False
-            for action in before_adoption:
-                action()
             flush()
             record.begin_anew()
         switches.forget()

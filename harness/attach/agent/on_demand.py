@@ -47,7 +47,6 @@ def patch() -> None:
     """Look for requests at ends of steps, and advance a profile at each step."""
     boundaries.on_step_end.append(_look)
     boundaries.on_step.append(_on_step)
-    boundaries.before_adoption.append(_before_adoption)
 
 
 def forget() -> None:
@@ -104,6 +103,8 @@ def _refusal(owner: int, steps: int) -> str | None:
         return f"at most {MOST_STEPS} steps are profiled"
     if plan.measured_from is None or plan.window_from is not None or plan.alternates or plan.controlled:
         return "this program is profiled already, or measured against another one"
+    if steps and record.training_thread is not None:  # torch's profiler may have to end in the thread that began it
+        return "torch.profiler needs a program that trains in its main thread; --kind py-spy does not"
     if plan.most_steps is not None and (record.ranks()[1] or 1) > 1:
         return "its ranks end together after --steps measured steps, which a profile of one of them would change"
     return None
@@ -120,11 +121,6 @@ def _on_step(number: int) -> None:
         _create(PROFILE_READY, {})
     elif os.path.exists(_path(PROFILE_OVER)):
         _answer({})
-
-
-def _before_adoption() -> None:
-    if state.first is not None:
-        _abandon("another of its threads trains now")
 
 
 def _abandon(reason: str) -> None:

@@ -92,7 +92,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     folder = tmp_path_factory.mktemp("asked")
     names = [
         f"asks {how}"
-        for how in ("torch", "py-spy", "late", "nan", "many", "malformed", "no-object", "other-user", "own")
+        for how in ("torch", "py-spy", "late", "nan", "many", "threads", "malformed", "no-object", "other-user", "own")
     ]
     return run_all(folder / "out", [*names, *FAULTY], folder / "raw", {"warmup": 4, "segment_s": 60}, cold=False)
 
@@ -127,6 +127,7 @@ def test_a_program_answers_with_its_trace_and_trains_as_ever(asked: dict[str, Ra
         ("many", "at most 100"),
         ("other-user", "another user"),
         ("late", "too long"),
+        ("threads", "in its main thread"),
         ("own", "itself with torch's profiler"),
     ],
 )
