@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.attach.agent.events import PROFILE_ASKED, PROFILE_DONE, PROFILE_OVER, PROFILE_READY, SUFFIX
 from harness.attach.live import RecordedProgram
@@ -30,6 +30,14 @@ class NotProfiled(Exception):  # noqa: N818 - an outcome, reported once
     """The program was not profiled; the message is one line with the reason."""
 
 
+class Traced(NamedTuple):
+    """A trace of torch.profiler, the number of its steps, and True if it was cut at the largest size of a trace."""
+
+    path: Path
+    steps: int
+    cut: bool
+
+
 def process_of(program: RecordedProgram, target: str | None) -> int:
     """Return the process to profile: ``target`` if it is the id of one that records steps, else the first that does.
 
@@ -44,8 +52,8 @@ def process_of(program: RecordedProgram, target: str | None) -> int:
     return pids[0]
 
 
-def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, limit_s: float) -> tuple[Path, int]:
-    """Record ``steps`` steps of process ``pid`` with torch.profiler; return its trace in ``folder`` and their number.
+def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, limit_s: float) -> Traced:
+    """Record ``steps`` steps of process ``pid`` with torch.profiler into ``folder``.
 
     Raises NotProfiled if the program cannot be profiled, ends, or answers only after ``limit_s`` seconds.
     """
@@ -55,10 +63,14 @@ def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, 
     trace = folder / file_name("main")
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        keep(recorded, trace)
+        cut = keep(recorded, trace)
+    except OSError:
+        if program.raw.is_dir():
+            raise
+        raise FileNotFoundError(recorded) from None  # removed with the record of a program that has ended
     finally:
         recorded.unlink(missing_ok=True)
-    return trace, int(answer["steps"])
+    return Traced(trace, int(answer["steps"]), cut)
 
 
 def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: Path, limit_s: float) -> Path:
@@ -113,7 +125,7 @@ def _ask(program: RecordedProgram, pid: int, request: dict[str, float]) -> str:
     for old in (PROFILE_READY, PROFILE_OVER, PROFILE_DONE):
         _file(program, pid, old).unlink(missing_ok=True)
     number = f"{os.getpid()}-{time.monotonic_ns()}"
-    asked = _file(program, pid, PROFILE_ASKED)
+    asked = _file(program, pid, PROFILE_ASKED)  # by a rename, but not write_text: it would make a removed folder anew
     partial = asked.with_name(f"{asked.name}.tmp")
     partial.write_text(json.dumps({"id": number, **request}))
     partial.replace(asked)
@@ -121,14 +133,14 @@ def _ask(program: RecordedProgram, pid: int, request: dict[str, float]) -> str:
 
 
 def _answer(program: RecordedProgram, pid: int, request: str, what: str, limit_s: float) -> dict[str, Any]:
-    """Wait for the answer to the request with this id: the file ``what``, or one that says why there is none."""
+    """Return the content of the file ``what`` with the id ``request``. Raises NotProfiled if the process refuses it."""
     until_s = time.monotonic() + limit_s
     while time.monotonic() < until_s:
         for name in {what, PROFILE_DONE}:
             if (file := _file(program, pid, name)).exists():
                 answer: dict[str, Any] = json.loads(file.read_text())
                 file.unlink()
-                if answer.get("id") != request:  # of a command that did not wait for it
+                if answer.get("id") != request:  # the answer to an earlier command, which had given up
                     continue
                 if "error" in answer:
                     raise NotProfiled(f"process {pid}: {answer['error']}")

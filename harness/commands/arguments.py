@@ -36,6 +36,19 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_port(parser: argparse.ArgumentParser, of: str) -> None:
+    """Add --port, the port on loopback of what ``of`` names."""
+    parser.add_argument("--port", type=int, metavar="N", help=f"port of {of} (default: any free one)")
+
+
+def checked_port(given: int | None) -> int:
+    """Return the value of --port; 0, which stands for any free port, for None. Raises InputError outside 0 to 65535."""
+    port = given or 0
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port {port}: 0 (any free one) to 65535")
+    return port
+
+
 def study_path(given: str | Path) -> Path:
     """Return the study's folder ``given``, or the newest study below it, which a line on stderr then names."""
     from harness.study.store import find_study

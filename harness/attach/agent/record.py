@@ -234,6 +234,13 @@ def end() -> None:
     _file, _folder, _owner = None, "", 0
 
 
+def write_whole(path: str, text: str) -> None:
+    """Create the file ``path``, which other processes see only with all of ``text``. Raises OSError."""
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{path}.tmp", path)
+
+
 def folder() -> str:
     """Return the folder that this process writes to; empty if nothing is recorded."""
     return _folder

@@ -34,6 +34,7 @@ IDLE_TIMEOUT_S = 60  # a connection that is silent for this long is closed
 ALIVE_S = 15.0  # a comment is sent after this time without a message, so that a browser that has gone is noticed
 BYTES = "application/octet-stream"
 HTML = "text/html; charset=utf-8"
+EVENTS = "text/event-stream"  # of Changes
 TYPES = {
     ".html": HTML,
     ".js": "text/javascript; charset=utf-8",

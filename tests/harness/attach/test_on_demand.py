@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from harness.attach.agent.events import PROFILE_ASKED, PROFILE_DONE
+from harness.attach.frames import read
 from harness.attach.live import RecordedProgram
 from harness.attach.on_demand import NotProfiled, alone, process_of, profile_torch
 from harness.study.store import StudyFolder
@@ -64,10 +66,14 @@ def test_a_running_program_is_profiled_and_its_profiled_steps_are_not_measured(t
     with running(tmp_path) as study:
         torch_profile: Done = harness("profile", str(study), "--steps", "4")
         stacks: Done = harness("profile", str(study), "--kind", "py-spy", "--seconds", "1")
+        (trace,) = study.glob("profiles/*/torch_profile.json.gz")
+        with mock.patch("harness.probes.profilers.torch_session.MAX_TRACE_BYTES", 10_000):
+            cut: Done = harness("profile", str(study))
     assert (torch_profile.returncode, stacks.returncode) == (0, 0), torch_profile.stderr + stacks.stderr
     assert ", 4 steps of process" in torch_profile.stdout
     assert "aten::addmm" in torch_profile.stdout
-    (trace,) = study.glob("profiles/*/torch_profile.json.gz")
+    assert cut.returncode == 0
+    assert ("was cut" in cut.stdout, "was cut" in torch_profile.stdout) == (True, False)
     names = read_profile(trace, 0)["name"].to_pylist()
     assert sum(name.startswith("ProfilerStep#") for name in names) == 4
     (samples,) = study.glob("profiles/*/stacks.trace.json.gz")
@@ -83,18 +89,34 @@ def test_a_running_program_is_profiled_and_its_profiled_steps_are_not_measured(t
     assert not (study / "raw").exists()
 
 
-FAULTY = ("on_demand._accept!asks torch", "on_demand._on_step!asks torch", "profiling._start!asks torch")
+FAULTY = ("on_demand._accept!asks torch", "on_demand._answer!asks torch", "profiling._start!asks torch")
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("raw") / "raw"
+
+
+@pytest.fixture(scope="module")
+def asked(raw: Path) -> dict[str, Ran]:
     """Programs that ask for a profile of themselves; beside each its losses without the agent."""
-    folder = tmp_path_factory.mktemp("asked")
     names = [
         f"asks {how}"
-        for how in ("torch", "py-spy", "late", "nan", "many", "threads", "malformed", "no-object", "other-user", "own")
+        for how in (
+            "torch",
+            "py-spy",
+            "late",
+            "nan",
+            "many",
+            "threads",
+            "ranks",
+            "malformed",
+            "no-object",
+            "other-user",
+            "own",
+        )
     ]
-    return run_all(folder / "out", [*names, *FAULTY], folder / "raw", {"warmup": 4, "segment_s": 60}, cold=False)
+    return run_all(raw.parent / "out", [*names, *FAULTY], raw, {"warmup": 4, "segment_s": 60}, cold=False)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +150,7 @@ def test_a_program_answers_with_its_trace_and_trains_as_ever(asked: dict[str, Ra
         ("other-user", "another user"),
         ("late", "too long"),
         ("threads", "in its main thread"),
+        ("ranks", "its ranks end together"),
         ("own", "itself with torch's profiler"),
     ],
 )
@@ -138,6 +161,13 @@ def test_a_request_that_cannot_be_met_is_answered_with_the_reason(asked: dict[st
 @pytest.mark.slow
 def test_a_fault_of_the_profiler_is_the_answer(asked: dict[str, Ran]) -> None:
     assert "injected" in answer(asked["profiling._start!asks torch"])["error"]
+
+
+@pytest.mark.slow
+def test_a_fault_in_answering_is_noted(asked: dict[str, Ran], raw: Path) -> None:
+    faults = {process.process.pid: process.noted("fault") for process in read(raw)}
+    noted = {name for name, ran in asked.items() if any("injected" in line for line in faults[ran.pid])}
+    assert noted == {name for name in FAULTY if name.startswith("on_demand.")}
 
 
 def program_in(folder: Path, *pids: int) -> RecordedProgram:

@@ -102,6 +102,12 @@ def test_a_record_that_goes_during_a_look_ends_it(
     assert watch._look(programs[0]) == ["The program has ended."]
 
 
+def test_a_port_that_is_none_is_refused() -> None:
+    done = harness("watch", "--web", "--port", "70000")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--port 70000" in done.stderr
+
+
 def test_too_short_an_interval_is_refused() -> None:
     done = harness("watch", "--every", "nan")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.watch import EVENTS
 from harness.show import drawing
 from harness.show.build import build_report
-from harness.show.timeline.server import HTML, Changes, Route, TraceServer
+from harness.show.timeline.server import EVENTS, HTML, Changes, Route, TraceServer
 from harness.study.store import StudyFolder
 from tests.harness.show import browser
 from tests.harness.show.browser import Browser

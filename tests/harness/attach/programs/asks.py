@@ -29,6 +29,10 @@ def file(what):
 
 if how == "other-user":
     os.getuid = lambda: os.stat(folder).st_uid + 1
+if how == "ranks":  # under --steps
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2"}
+    if "_harness_agent" in sys.modules:
+        sys.modules["_harness_agent.boundaries"].measuring.most_steps = 1000
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = torch.nn.Linear(8, 8)
