@@ -48,7 +48,7 @@ class AgentSettings:
 
 
 class Ended(NamedTuple):
-    """Exit code of a command that has ended, and the ns (CLOCK_MONOTONIC) at which it began and ended."""
+    """Exit code, start and end of a command; times in ns (CLOCK_MONOTONIC)."""
 
     code: int  # exit code as in a shell (128 + N for signal N)
     begun_ns: int  # CLOCK_MONOTONIC, as in the agent's record

@@ -91,7 +91,7 @@ class AttachedProcess:
     made: Mapping[int, Made] = field(default_factory=dict)  # batches by number, if it is a loader worker
     steps: int = 0  # steps that it began
     segments: tuple[Segment, ...] = ()  # its files, in order; empty: the first is the only one
-    minutes: Mapping[int, Minute] = field(default_factory=dict)  # by segment, as far as they are in the digest
+    minutes: Mapping[int, Minute] = field(default_factory=dict)  # by number of the segment; only those in the digest
 
     @property
     def stretches(self) -> list[list[Segment]]:

@@ -73,10 +73,13 @@ def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, 
     return Traced(trace, int(answer["steps"]), cut)
 
 
-def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: Path, limit_s: float) -> Path:
-    """Sample the stacks of process ``pid`` and its children for ``seconds``; return the trace in ``folder``.
+def profile_stacks(
+    program: RecordedProgram, pid: int, seconds: float, folder: Path, limit_s: float
+) -> tuple[Path, float]:
+    """Sample the stacks of process ``pid`` and its children for ``seconds``, or until it ends.
 
-    Raises NotProfiled as :func:`profile_torch` does.
+    Returns the trace in ``folder``, and the seconds for which py-spy sampled. Raises NotProfiled as
+    :func:`profile_torch` does.
     """
     request = _ask(program, pid, {"seconds": seconds, "limit_s": limit_s})
     _answer(program, pid, request, PROFILE_READY, limit_s)
@@ -85,8 +88,8 @@ def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: P
     try:
         recording = SpyRecording(options(PySpySettings(seconds=seconds), "chrometrace"), output, pid=pid)
         try:
-            until_s = time.monotonic() + seconds
-            while time.monotonic() < until_s and (ROOT / "proc" / str(pid)).exists():
+            begun_s = time.monotonic()
+            while (sampled_s := time.monotonic() - begun_s) < seconds and (ROOT / "proc" / str(pid)).exists():
                 time.sleep(min(ANSWER_LOOK_S, seconds))
         finally:
             recording.end()
@@ -99,7 +102,7 @@ def profile_stacks(program: RecordedProgram, pid: int, seconds: float, folder: P
             _file(program, pid, PROFILE_OVER).touch()
     with suppress(NotProfiled, OSError):
         _answer(program, pid, request, PROFILE_DONE, limit_s)
-    return folder / TRACE
+    return folder / TRACE, sampled_s
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def profile(arguments: argparse.Namespace, _command: list[str]) -> int:
                 for line in _operators(trace, steps):
                     say(line)
             if arguments.kind in (PY_SPY, BOTH):
-                stacks = profile_stacks(program, pid, arguments.seconds, folder, arguments.limit)
-                say(f"py-spy, {arguments.seconds:g} s of process {pid}: {stacks}")
+                stacks, sampled_s = profile_stacks(program, pid, arguments.seconds, folder, arguments.limit)
+                say(f"py-spy, {sampled_s:.1f} s of process {pid}: {stacks}")
     except NotProfiled as error:
         say(f"not profiled: {error}")
         return 1

@@ -6,6 +6,7 @@ import ast
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -161,6 +162,20 @@ def test_a_request_that_cannot_be_met_is_answered_with_the_reason(asked: dict[st
 @pytest.mark.slow
 def test_a_fault_of_the_profiler_is_the_answer(asked: dict[str, Ran]) -> None:
     assert "injected" in answer(asked["profiling._start!asks torch"])["error"]
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_is_sampled_until_its_end(tmp_path: Path) -> None:
+    with running(tmp_path) as study:
+        enough = threading.Timer(3, (tmp_path / "enough").touch)
+        enough.start()
+        stacks: Done = harness("profile", str(study), "--kind", "py-spy", "--seconds", "300")
+        enough.join()
+    assert stacks.returncode == 0, stacks.stderr
+    sampled = re.match(r"py-spy, ([\d.]+) s of process", stacks.stdout)
+    assert sampled is not None
+    assert 0 < float(sampled[1]) < 300
+    assert list(study.glob("profiles/*/stacks.trace.json.gz"))
 
 
 @pytest.mark.slow
