@@ -30,6 +30,11 @@ class RecordedProgram:
     raw: Path
     pids: tuple[int, ...]
 
+    @property
+    def command(self) -> list[str]:
+        """Words of the first process's command line; empty once it has ended."""
+        return (read_text(ROOT / "proc" / str(self.pids[0]) / "cmdline") or "").split("\0")[:-1]
+
 
 def recorded_programs(root: Path = ROOT) -> list[RecordedProgram]:
     """Return the programs that ``harness exec`` records on this machine now, if this user may read their processes.
@@ -62,8 +67,7 @@ def find_program(target: str | None, programs: list[RecordedProgram]) -> Recorde
 
 def recent_study(program: RecordedProgram, folder: Path) -> bool:
     """Make a study of each process's last RECENT_SEGMENTS files in the empty ``folder``; False if they have no step."""
-    command = (read_text(ROOT / "proc" / str(program.pids[0]) / "cmdline") or "").split("\0")[:-1]
-    result = make_study(StudyFolder(folder), program.raw, command, [], now(), recent=RECENT_SEGMENTS)
+    result = make_study(StudyFolder(folder), program.raw, program.command, [], now(), recent=RECENT_SEGMENTS)
     return bool(result.trained)
 
 

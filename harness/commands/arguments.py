@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_OUT = "results"
 SCENARIO_HELP = "scenario file; NAME is NAME.yaml in this folder, else a shipped one (harness list)"
 STUDY_HELP = "study folder; results/NAME is the newest study of that scenario"
+OTLP_URL = re.compile(r"https?://[^\s/]+\S*")
 MOST_USD = 1e6  # limit of a price in an option
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
 
@@ -47,6 +49,35 @@ def checked_port(given: int | None) -> int:
     if not 0 <= port <= 65535:
         raise InputError(f"--port {port}: 0 (any free one) to 65535")
     return port
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Add --otlp and --prometheus, which export the figures of a running training."""
+    parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send metrics, findings (events) and two steps of each look (traces) to this OpenTelemetry receiver "
+        "(OTLP over HTTP), such as http://localhost:4318",
+    )
+    parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve metrics on loopback for Prometheus")
+
+
+def checked_export(arguments: argparse.Namespace, command: str) -> list[str]:
+    """Return the options of --otlp and --prometheus; empty without. Raises InputError if one of them cannot work."""
+    options: list[str] = []
+    if arguments.otlp is not None:
+        if not OTLP_URL.fullmatch(arguments.otlp):
+            raise InputError(f"{command}: --otlp {arguments.otlp}: allowed: http://HOST:PORT or https://HOST:PORT")
+        options += ["--otlp", arguments.otlp]
+    if arguments.prometheus is not None:
+        if not 1 <= arguments.prometheus <= 65535:
+            raise InputError(f"{command}: --prometheus {arguments.prometheus}: allowed: 1 to 65535")
+        options += ["--prometheus", str(arguments.prometheus)]
+    if options:
+        from harness.show.metrics import check_installed
+
+        check_installed()
+    return options
 
 
 def study_path(given: str | Path) -> Path:

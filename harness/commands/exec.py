@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.attach import LEAST_WARMUP, MOST_STEPS, STEPS
 from harness.attach.agent.events import MOST_PROFILE_STEPS
-from harness.commands.arguments import DEFAULT_OUT, add_wait_until_quiet
+from harness.commands.arguments import DEFAULT_OUT, add_export, add_wait_until_quiet, checked_export
 from harness.commands.exit_codes import EXIT_INTERRUPTED
 from harness.commands.output import say
 from trainer.errors import InputError
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 BLOCKS, MOST_BLOCKS = 5, 1000
 AUTO, TORCH, PY_SPY, BOTH, NONE = "auto", "torch", "py-spy", "both", "none"  # --profile
 PROCESSES_NAMED = 5  # processes that a line names
+EXPORT_EVERY_S = 30  # between two looks
+EXPORT_END_S = 15.0  # for the last look and its transfer, after the command has ended
 PROFILE_STEPS = 3
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
 FUNCTION = re.compile(r"([\w.]+:)?\w+(\.\w+)?")
@@ -97,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile-seconds", type=int, metavar="S", help=f"seconds of sampling by py-spy (default: {PROFILE_SECONDS})"
     )
+    add_export(parser)
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for studies (default: %(default)s)")
     parser.add_argument(
         "--recorded",
@@ -122,6 +128,9 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         if value is not None and not least <= value <= MOST_STEPS:
             raise InputError(f"exec: --{option} {value}: allowed: {least} to {MOST_STEPS:,}")
     _check_profile(arguments)
+    exports = checked_export(arguments, "exec")
+    if exports and (arguments.recorded is not None or arguments.against is not None or arguments.controls is not None):
+        raise InputError(f"exec: {exports[0]} is of one running command: omit --recorded, --against and --controls")
     if arguments.against is not None or arguments.controls is not None:
         return _compare(arguments, program, command)
     for option in ("repeats", "interleave", "wait_until_quiet"):
@@ -145,7 +154,8 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     raw = (folder.path / RAW).absolute()
     raw.mkdir()
     try:
-        outcome = run_command(program, raw, _settings(arguments, arguments.steps))
+        with _exported(folder.path, exports):
+            outcome = run_command(program, raw, _settings(arguments, arguments.steps))
     except (InputError, OSError):  # The command was not started.
         remove(folder.path)
         raise
@@ -156,6 +166,24 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         raise
     remove(raw)
     return status
+
+
+@contextmanager
+def _exported(study: Path, exports: list[str]) -> Iterator[None]:
+    """Run ``harness watch`` with ``exports`` beside the command; nothing without."""
+    if not exports:
+        yield
+        return
+    watch = [sys.executable, "-m", "harness", "watch", str(study), "--every", str(EXPORT_EVERY_S), *exports]
+    watching = subprocess.Popen(watch, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        try:
+            watching.wait(EXPORT_END_S)
+        except subprocess.TimeoutExpired:
+            watching.kill()
+            watching.wait()
 
 
 def _program(given: list[str], command: list[str]) -> list[str]:

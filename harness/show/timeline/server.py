@@ -35,6 +35,7 @@ ALIVE_S = 15.0  # a comment is sent after this time without a message, so that a
 BYTES = "application/octet-stream"
 HTML = "text/html; charset=utf-8"
 EVENTS = "text/event-stream"  # of Changes
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 TYPES = {
     ".html": HTML,
     ".js": "text/javascript; charset=utf-8",

@@ -155,10 +155,12 @@ def believing(probability: float) -> Iterator[None]:
     """Intervals as they would be if blocks were held to be independent with another probability."""
     chosen = statistics.INDEPENDENT_BLOCKS
     statistics.INDEPENDENT_BLOCKS = probability
+    statistics._of_block_values.cache_clear()
     try:
         yield
     finally:
         statistics.INDEPENDENT_BLOCKS = chosen
+        statistics._of_block_values.cache_clear()
 
 
 def independent(generator: np.random.Generator, days: int, deviation: float) -> Values:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -16,11 +18,11 @@ from harness.attach.command import MARK
 from harness.attach.live import RECENT_SEGMENTS, RecordedProgram, find_program, is_over, recorded_programs
 from harness.attach.retention import LAST
 from harness.commands import watch
-from harness.commands.watch import FIRST_LOOK
 from harness.show.live import look, sparkline
 from tests.commands import harness
 from tests.harness.attach.running import PROGRAMS
 from tests.harness.explain.test_history import minute
+from tests.harness.show.test_metrics import receiver
 from trainer.errors import InputError
 
 
@@ -108,6 +110,22 @@ def test_a_port_that_is_none_is_refused() -> None:
     assert "--port 70000" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["watch", "--otlp", "localhost:4318"], "--otlp localhost:4318"),
+        (["watch", "--prometheus", "0"], "--prometheus 0"),
+        (["watch", "--once", "--prometheus", "9464"], "--once"),
+        (["exec", "--otlp", "ftp://x", "--", "true"], "--otlp ftp://x"),
+        (["exec", "--prometheus", "9464", "--controls", "a-a", "--", "true"], "--prometheus"),
+    ],
+)
+def test_an_export_that_cannot_work_is_refused(words: list[str], named: str) -> None:
+    done = harness(*words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert named in done.stderr
+
+
 def test_too_short_an_interval_is_refused() -> None:
     done = harness("watch", "--every", "nan")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -121,27 +139,35 @@ def test_a_running_program_is_looked_at(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(go_on=go_on, done=tmp_path / "done"))
     out = tmp_path / "results"
-    command = [sys.executable, "-m", "harness", "exec", "--out", str(out), "--", sys.executable, str(script)]
-    with subprocess.Popen(command, cwd=PROGRAMS.parents[3], stdout=subprocess.DEVNULL) as process:
-        try:
-            while not (tmp_path / "done").exists() and process.poll() is None:
-                time.sleep(0.05)
-            (raw,) = out.glob("exec/*/raw")
-            before = {path.name: path.stat().st_size for path in raw.iterdir()}
-            done = harness("watch", "--once", str(raw.parent))
-            words = ["watch", str(raw.parent), "--web", "--every", "1"]
-            with subprocess.Popen([sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, text=True) as view:
-                assert view.stdout is not None
-                page = fetched(view.stdout.readline().split()[1])
-                assert {path.name: path.stat().st_size for path in raw.iterdir()} == before
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with receiver() as (address, got):
+        exec_ = ["exec", "--otlp", address, "--out", str(out), "--", sys.executable, str(script)]
+        command = [sys.executable, "-m", "harness", *exec_]
+        with subprocess.Popen(command, cwd=PROGRAMS.parents[3], stdout=subprocess.DEVNULL) as process:
+            try:
+                while not (tmp_path / "done").exists() and process.poll() is None:
+                    time.sleep(0.05)
+                (raw,) = out.glob("exec/*/raw")
+                before = {path.name: path.stat().st_size for path in raw.iterdir()}
+                done = harness("watch", "--once", str(raw.parent))
+                words = ["watch", str(raw.parent), "--web", "--prometheus", str(port), "--every", "1"]
+                with subprocess.Popen(
+                    [sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, text=True
+                ) as view:
+                    assert view.stdout is not None
+                    fetched(view.stdout.readline().split()[-1], "harness_steps_total")
+                    page = fetched(view.stdout.readline().split()[1], "</html>")
+                    assert {path.name: path.stat().st_size for path in raw.iterdir()} == before
+                    wait_for(lambda: all(got.values()))  # metrics, traces and events of the exec's own export
+                    go_on.touch()
+                    assert view.wait(300) == 0
+                    assert str(raw.parent) in view.stdout.read()
+                assert "ms a step" in page
+                assert str(script) in page  # the command, in the question
+                assert "connect-src 'self'" in page  # else the browser refuses to listen
+            finally:
                 go_on.touch()
-                assert view.wait(300) == 0
-                assert str(raw.parent) in view.stdout.read()
-            assert "ms a step" in page
-            assert str(script) in page  # the command, in the question
-            assert "connect-src 'self'" in page  # else the browser refuses to listen
-        finally:
-            go_on.touch()
     assert process.returncode == 0
     assert done.returncode == 0, done.stderr
     assert "ms a step" in done.stdout
@@ -150,15 +176,25 @@ def test_a_running_program_is_looked_at(tmp_path: Path) -> None:
     assert json.loads(next(out.glob("exec/*/summary.json")).read_text())["status"] == "done"
 
 
-def fetched(address: str) -> str:
-    """The page at ``address`` after the first look."""
-    for _ in range(600):
+def fetched(address: str, part: str) -> str:
+    """The answer of ``address`` once it holds ``part``."""
+    answers = [""]
+
+    def holds() -> bool:
         with urlopen(address, timeout=60) as answer:
-            page = str(answer.read(), "utf-8")
-        if FIRST_LOOK not in page:
-            return page
+            answers[0] = str(answer.read(), "utf-8")
+        return part in answers[0]
+
+    wait_for(holds)
+    return answers[0]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
         time.sleep(0.1)
-    raise AssertionError(f"no look at {address}")
+    raise AssertionError("not within a minute")
 
 
 PROGRAM = """
