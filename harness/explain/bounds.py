@@ -39,22 +39,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.policy import (
-    FILLED_PIECE_SHARE,
-    FULL_QUEUE_NS,
-    HELD_BLOCKED_SHARE,
-    HELD_IDLE_NS_MAX,
-    HELD_STEPS_MIN,
-    LAUNCH_TAIL_NS,
-    LAUNCH_TAIL_SHARE,
-    LIMIT_SHARE_MIN,
-    LOADERS_BUSY_SHARE,
-    ROOM_FELT_SHARE,
-    ROOM_QUEUED_MAX,
-    ROOM_STEPS_MAX,
-    ROOM_TRIES,
-    SHORT_LAUNCHES_SHARE,
-)
+from harness.explain import policy
 from harness.explain.probes.torch_profile import LaunchedWork, Window, launched_work, read_events, whole_profiles
 from harness.explain.spans import Int, RunSpans, Stretches, clip, spans_of, total, touches, union
 from harness.explain.waits import BatchWaits, behind
@@ -62,10 +47,8 @@ from harness.study.run_data import RunData
 
 
 class KernelTime(NamedTuple):
-    """Device time in ns of one kind of work (a phase, such as "forward") over its pieces in a profiled window.
-
-    Time of kernels and copies, without gaps between them. A piece is the work that one execution of the phase launched.
-    """
+    """Device time in ns of one kind of work (a phase, such as "forward") over its pieces in a profiled window. Time of
+    kernels and copies, without gaps between them. A piece is the work that one execution of the phase launched."""
 
     least_ns: int
     usual_ns: int  # mean; the others are the least and the most
@@ -92,9 +75,7 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
     """Return {name of device work: kernel time} over the pieces in ``windows``.
-
-    A name is left out if one of its pieces has no kernel time.
-    """
+    A name is left out if one of its pieces has no kernel time."""
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
@@ -149,9 +130,7 @@ class DeviceWork:
 
     def worked_from(self, reading: Reading) -> Int:
         """Return the time (ns) from which the device worked on each piece, as ``reading`` assumes.
-
-        A kernel time known from a profile is taken to lie at the end of its piece.
-        """
+        A kernel time known from a profile is taken to lie at the end of its piece."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
@@ -173,12 +152,10 @@ class DeviceWork:
 
     def _worked_ns(self, reading: Reading) -> Int:
         """Return the device time of each profiled piece in ns, as ``reading`` assumes.
-
-        It is at least the time from the last launch to the end of the piece.
-        """
+        It is at least the time from the last launch to the end of the piece."""
         lasted = self.ends - self.starts
         worked_ns = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
-        return np.where(worked_ns >= FILLED_PIECE_SHARE * lasted, lasted, worked_ns)
+        return np.where(worked_ns >= policy.FILLED_PIECE_SHARE * lasted, lasted, worked_ns)
 
     def _waited_by_events(self, reading: Reading) -> NDArray[np.bool_]:
         if reading == "likely":
@@ -195,7 +172,7 @@ class DeviceWork:
     def behind_full_queue(self) -> NDArray[np.bool_]:
         """True for pieces that may have been launched onto a full queue: part of the launching may then be waiting."""
         lasting = self.launch_ends > self.launch_starts
-        may_be_full: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
+        may_be_full: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= policy.FULL_QUEUE_NS)
         return may_be_full
 
     def differs_ns(self, reading: Reading) -> int:
@@ -212,9 +189,7 @@ class DeviceWork:
     @property
     def launch_bound_open(self) -> Stretches:
         """Time for which it is unknown if the device worked or waited for a launch, in launch-bound pieces only.
-
-        Launch-bound: the piece ended with its last launch (see the module).
-        """
+        Launch-bound: the piece ended with its last launch (see the module)."""
         return self._until_launched(self.launch_bound)
 
     def _until_launched(self, chosen: NDArray[np.bool_]) -> Stretches:
@@ -225,11 +200,8 @@ class DeviceWork:
 def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
-    """Return the work of a run's device.
-
-    ``attached``: True for a user's program, which may block within any launch. ``kernel_times``: profiled kernel time
-    by name of work; None if unknown.
-    """
+    """Return the work of a run's device. ``attached``: True for a user's program, which may block within any launch.
+    ``kernel_times``: profiled kernel time by name of work; None if unknown."""
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -266,17 +238,15 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
-    """Return ``least_ns`` for :func:`launched_meanwhile`: LAUNCH_TAIL_NS, or 0 if launches are short.
-
-    They are short if times of up to LAUNCH_TAIL_NS, from a piece's start to its last launch, make up over
-    SHORT_LAUNCHES_SHARE of the device's time.
-    """
+    """Return ``least_ns`` for :func:`launched_meanwhile`: LAUNCH_TAIL_NS, or 0 if launches are short. They are short if
+    times of up to LAUNCH_TAIL_NS, from a piece's start to its last launch, make up over SHORT_LAUNCHES_SHARE of the
+    device's time."""
     if not len(starts):
-        return LAUNCH_TAIL_NS
+        return policy.LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
-    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= LAUNCH_TAIL_NS)].sum())
+    moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= policy.LAUNCH_TAIL_NS)].sum())
     # The sum of pieces is used, because between slices of this arm the device works for other arms.
-    return 0 if moments_ns > SHORT_LAUNCHES_SHARE * int((ends - starts).sum()) else LAUNCH_TAIL_NS
+    return 0 if moments_ns > policy.SHORT_LAUNCHES_SHARE * int((ends - starts).sum()) else policy.LAUNCH_TAIL_NS
 
 
 def device_work_of(run: RunData) -> DeviceWork:
@@ -285,18 +255,20 @@ def device_work_of(run: RunData) -> DeviceWork:
     return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
 
 
-def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
+def launched_meanwhile(
+    starts: Int, ends: Int, launch_ends: Int, least_ns: int = policy.LAUNCH_TAIL_NS
+) -> NDArray[np.bool_]:
     """True for pieces that the host still launched over ``least_ns`` after the device began them; times in ns."""
     result: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
     return result
 
 
-def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
+def ended_with_launches(
+    starts: Int, ends: Int, launch_ends: Int, least_ns: int = policy.LAUNCH_TAIL_NS
+) -> NDArray[np.bool_]:
     """True for pieces that launches limited: the piece ended as its last launch ended; times in ns.
-
-    The last launch must have ended over ``least_ns`` after the start of the piece.
-    """
-    ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
+    The last launch must have ended over ``least_ns`` after the start of the piece."""
+    ended = ends - launch_ends <= np.maximum(policy.LAUNCH_TAIL_NS, policy.LAUNCH_TAIL_SHARE * (ends - starts))
     result: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return result
 
@@ -309,9 +281,7 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
     """Return {name of device work: share of the steps with this work in which it was launch-bound}, largest first.
-
-    ``names``: text of each code in ``work.names``. Names that were never launch-bound are left out.
-    """
+    ``names``: text of each code in ``work.names``. Names that were never launch-bound are left out."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     shares = {}
@@ -339,18 +309,16 @@ class BoundShares:
     @property
     def bound(self) -> Bound:
         """Name of what limits the step: data, host or launch if the largest of these shares is noticeable.
-
-        Otherwise "device or launch", "device" or "balanced"; see the module docstring.
-        """
-        if self.loader > LOADERS_BUSY_SHARE and self.data > LIMIT_SHARE_MIN:
+        Otherwise "device or launch", "device" or "balanced"; see the module docstring."""
+        if self.loader > policy.LOADERS_BUSY_SHARE and self.data > policy.LIMIT_SHARE_MIN:
             return "data"
         shares: dict[Bound, float] = {"data": self.data, "host": self.host, "launch": self.launch}
         largest = max(shares, key=lambda name: shares[name])
-        if shares[largest] > LIMIT_SHARE_MIN:
+        if shares[largest] > policy.LIMIT_SHARE_MIN:
             return largest
-        if self.open > LIMIT_SHARE_MIN:
+        if self.open > policy.LIMIT_SHARE_MIN:
             return "device or launch"
-        return "device" if math.isnan(self.room) or self.room > LIMIT_SHARE_MIN else "balanced"
+        return "device" if math.isnan(self.room) or self.room > policy.LIMIT_SHARE_MIN else "balanced"
 
 
 def agreed(blocks: Mapping[Bound, int]) -> Bound | None:
@@ -379,9 +347,9 @@ def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: b
     """
     if spans.blocks_untimed:
         return math.nan if len(steps.starts) and len(spans.kernels) else None
-    parts = [Stretches(steps.starts[:ROOM_STEPS_MAX], steps.ends[:ROOM_STEPS_MAX])]
-    if len(steps.starts) > ROOM_STEPS_MAX:
-        parts.append(Stretches(steps.starts[-ROOM_STEPS_MAX:], steps.ends[-ROOM_STEPS_MAX:]))
+    parts = [Stretches(steps.starts[: policy.ROOM_STEPS_MAX], steps.ends[: policy.ROOM_STEPS_MAX])]
+    if len(steps.starts) > policy.ROOM_STEPS_MAX:
+        parts.append(Stretches(steps.starts[-policy.ROOM_STEPS_MAX :], steps.ends[-policy.ROOM_STEPS_MAX :]))
     rooms_ns = [room for part in parts if (room := _room_ns(part, spans, waits, known_queue)) is not None]
     return float(np.min(rooms_ns)) if rooms_ns else None  # min() keeps a NaN
 
@@ -398,9 +366,9 @@ def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: 
     if not known_queue and _held(steps, spans, step_ns):
         return math.nan
     low, high = 0.0, step_ns * len(steps.starts) / fetches
-    for _ in range(ROOM_TRIES):
+    for _ in range(policy.ROOM_TRIES):
         longer_ns = (low + high) / 2
-        if later_ns(events, longer_ns) <= ROOM_FELT_SHARE * longer_ns * fetches:
+        if later_ns(events, longer_ns) <= policy.ROOM_FELT_SHARE * longer_ns * fetches:
             low = longer_ns
         else:
             high = longer_ns
@@ -413,7 +381,7 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
     since_ns, until_ns = int(steps.starts[0]), int(steps.ends[-1])
     inside = np.flatnonzero((spans.launches.starts[:pieces] >= since_ns) & (spans.launches.starts[:pieces] <= until_ns))
     low, high = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
-    chosen = slice(max(0, low - ROOM_QUEUED_MAX), high)
+    chosen = slice(max(0, low - policy.ROOM_QUEUED_MAX), high)
     blocking = spans.blocking
     return replace(
         spans,
@@ -424,29 +392,24 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
 
 
 def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
-    """True if a full queue may have held the host, in most of ``steps``.
-
-    That is: about the same device work is queued at the start of each step, the device is hardly idle, and no call
-    blocks for long. ``step_ns``: mean step time.
-    """
-    if len(steps.starts) < HELD_STEPS_MIN:
+    """True if a full queue may have held the host, in most of ``steps``. That is: about the same device work is queued
+    at the start of each step, the device is hardly idle, and no call blocks for long. ``step_ns``: mean step time."""
+    if len(steps.starts) < policy.HELD_STEPS_MIN:
         return False
     pieces = min(len(spans.kernels), len(spans.launches))
     lags_ns = behind(steps.starts, spans.kernels.ends[:pieces], spans.launches.starts[:pieces])
     usual_ns, far_ns = np.quantile(lags_ns, [0.5, 0.9])
     blocked_ns = per_step(steps, union(spans.blocking.starts, spans.blocking.ends))
-    steady = usual_ns > LIMIT_SHARE_MIN * step_ns and far_ns - usual_ns < LIMIT_SHARE_MIN * step_ns
+    steady = usual_ns > policy.LIMIT_SHARE_MIN * step_ns and far_ns - usual_ns < policy.LIMIT_SHARE_MIN * step_ns
     idle_ns = steps.ends - steps.starts - per_step(steps, union(spans.kernels.starts, spans.kernels.ends))
-    never_dry = np.median(idle_ns) < min(HELD_BLOCKED_SHARE * step_ns, HELD_IDLE_NS_MAX)
-    filled = np.median(_least_queued_ns(steps, spans, pieces)) >= FULL_QUEUE_NS
-    return bool(steady and never_dry and filled and np.median(blocked_ns) < HELD_BLOCKED_SHARE * step_ns)
+    never_dry = np.median(idle_ns) < min(policy.HELD_BLOCKED_SHARE * step_ns, policy.HELD_IDLE_NS_MAX)
+    filled = np.median(_least_queued_ns(steps, spans, pieces)) >= policy.FULL_QUEUE_NS
+    return bool(steady and never_dry and filled and np.median(blocked_ns) < policy.HELD_BLOCKED_SHARE * step_ns)
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
     """Return by step the least ns that the device still had to work on a piece when the piece's launch ended, (steps,).
-
-    Counts pieces that the device had begun by then; infinite for a step without such a piece.
-    """
+    Counts pieces that the device had begun by then; infinite for a step without such a piece."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     meets = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])

@@ -33,9 +33,7 @@ SAMPLED = "sampled"  # kind of a row: the measured steps of a block during which
 @dataclass(frozen=True)
 class SlowCause:
     """One cause of slow steps of a user's program.
-
-    It was seen in a few audited steps (run with extra checks), or counted in all measured steps.
-    """
+    It was seen in a few audited steps (run with extra checks), or counted in all measured steps."""
 
     kind: str
     """One of these kinds:
@@ -78,9 +76,7 @@ class SlowCause:
     @property
     def cost_ms(self) -> float | None:
         """Mean cost in ms per measured step; None if unknown.
-
-        Unknown: the cause was not timed, or all measured steps have it, so that none shows the time without it.
-        """
+        Unknown: the cause was not timed, or all measured steps have it, so that none shows the time without it."""
         if self.spent_ms:
             return self.step_ms
         if self.steps:  # counted
@@ -137,9 +133,7 @@ def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
 
 def busy_cores(causes: Sequence[SlowCause]) -> float:
     """Return the mean number of cores that the program uses or waits for besides its training thread.
-
-    Counts its other threads and its child processes, such as loader workers.
-    """
+    Counts its other threads and its child processes, such as loader workers."""
     cores = [cause.figures["cores"] for cause in causes if cause.kind == BUSY]
     return max(cores) if cores else sum(cause.spent_share for cause in causes if cause.kind == LOCK)
 
@@ -152,11 +146,8 @@ def library_loops(facts: Sequence[RunFacts]) -> frozenset[tuple[str, str]]:
 
 
 def slow_causes(facts: Sequence[RunFacts], loops: frozenset[tuple[str, str]] | None = None) -> tuple[SlowCause, ...]:
-    """Return the causes of slow steps in an arm's runs; a cause of several runs is one, with summed figures.
-
-    ``loops``: (place, called) of lines to leave out, because they call a library's training loop; None: found in
-    ``facts``.
-    """
+    """Return the causes of slow steps in an arm's runs; a cause of several runs is one, with summed figures. ``loops``:
+    (place, called) of lines to leave out, because they call a library's training loop; None: found in ``facts``."""
     loops = library_loops(facts) if loops is None else loops
     causes: dict[tuple[str, str, str, str], SlowCause] = {}
     for row in (row for run_facts in facts for row in run_facts.causes or ()):

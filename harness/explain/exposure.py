@@ -25,18 +25,10 @@ from typing import Literal, cast
 
 import numpy as np
 
+from harness.explain import policy
 from harness.explain.bounds import DEVICE_WORK, DeviceWork, device_work_of
 from harness.explain.derived import stage_spans
 from harness.explain.ledger import DERIVED, Blocks, RunLedger, derived_steps, measure
-from harness.explain.policy import (
-    DOSE_ADDED_MIN,
-    DOSE_BLOCKS_MAX,
-    EXPOSED_SLOPE_MIN,
-    HIDDEN_SLOPE_MAX,
-    KEPT_SPANS_MAX,
-    KINK_BEND_MIN,
-    PARTIAL_SLOPE_MARGIN,
-)
 from harness.explain.replay.recording import record
 from harness.explain.spans import (
     BUILT,
@@ -77,9 +69,7 @@ class SyncCall:
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
     """Return data work (ms per measured step) that cost no time, by the kernel or host phase that ran at the same time.
-
-    Values are scaled down so that they sum to at most the ledger's hidden time. Empty without measured steps.
-    """
+    Values are scaled down so that they sum to at most the ledger's hidden time. Empty without measured steps."""
     measured = _measured(run)
     if measured is None:
         return {}
@@ -104,9 +94,7 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
     """Return the ns of data work of all workers within ``steps``, by the name of what ran at the same time.
-
-    ``on_device``: True for kernels. False for the host's phases without fetches, and "other" for time in no phase.
-    """
+    ``on_device``: True for kernels. False for the host's phases without fetches, and "other" for time in no phase."""
     stages = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
     if on_device:
@@ -144,9 +132,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
         """Return ns by call site, (4, sites), and {kernel: ns by call site after calls while it ran, (sites,)}.
-
-        The four: blocked; after the call; of that, device certainly busy; of that, device possibly busy.
-        """
+        The four: blocked; after the call; of that, device certainly busy; of that, device possibly busy."""
         chosen = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[chosen].astype(np.int64)
         inside = clip(calls.starts[chosen], ends[chosen], part)
@@ -262,7 +248,7 @@ def work_out(run: RunData) -> None:
 
 def release(run: RunData) -> None:
     """Free the spans and derived columns of a long run. They are computed again on demand."""
-    if run.knows("spans") and spans_of(run).rows > KEPT_SPANS_MAX:
+    if run.knows("spans") and spans_of(run).rows > policy.KEPT_SPANS_MAX:
         run.forget("spans")
         run.forget(DERIVED)
         run.forget(DEVICE_WORK)
@@ -310,11 +296,9 @@ class Curve:
 
 
 def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
-    """Return a curve for each block that has a run of every dose, or the reason why there is none.
-
-    ``by_k``: runs by dose (0: the arm itself), then block. ``workers``: number by which the work is divided, because
-    workers do it side by side.
-    """
+    """Return a curve for each block that has a run of every dose, or the reason why there is none. ``by_k``: runs by
+    dose (0: the arm itself), then block. ``workers``: number by which the work is divided, because workers do it side
+    by side."""
     if not by_k[0]:
         return Unfitted("no run of the arm")
     if len(by_k) == 1:
@@ -331,16 +315,14 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
         costs = tuple(work(run) / workers for run in runs)
         curves.append(Curve(tuple(by_k), runs, costs, tuple(run.mean_step_ms for run in runs)))
     least, most = (float(np.mean([curve.work[i] for curve in curves])) for i in (0, -1))
-    if most - least <= DOSE_ADDED_MIN * least or any(curve.work[-1] <= curve.work[0] for curve in curves):
+    if most - least <= policy.DOSE_ADDED_MIN * least or any(curve.work[-1] <= curve.work[0] for curve in curves):
         return Unfitted("no work added", least_ms=least, most_ms=most)
     return curves
 
 
 def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:
     """Return a function that gives the ms of ``what`` per step of a run; None if not measured in all ``runs``.
-
-    "data": read, tokenize and pack. "device": its busy time; if unknown, the forward phase of a synchronous device.
-    """
+    "data": read, tokenize and pack. "device": its busy time; if unknown, the forward phase of a synchronous device."""
     if what == "device":
         if all(run.device_busy_ms is not None for run in runs):
             return lambda run: run.device_busy_ms or 0.0
@@ -355,9 +337,7 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:
     """Return the slope (ms of step time per ms of work) from dose number ``first`` to the next one, over blocks.
-
-    None if in any block the larger dose has no more work.
-    """
+    None if in any block the larger dose has no more work."""
     if any(curve.work[first + 1] <= curve.work[first] for curve in curves):
         return None
     return from_block_values([curve.slope(curve.step, first, first + 2) for curve in curves])
@@ -404,11 +384,9 @@ def parse_control(control: str | None) -> tuple[What, int] | None:
 
 
 def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
-    """Return how the step time changes if work of kind ``what`` is done more often.
-
-    ``doses[k]``: runs that do the work k more times (1 + k in all), by block. Only blocks with a run of every dose
-    count. ``workers``: number of workers that do the work side by side.
-    """
+    """Return how the step time changes if work of kind ``what`` is done more often. ``doses[k]``: runs that do the work
+    k more times (1 + k in all), by block. Only blocks with a run of every dose count. ``workers``: number of workers
+    that do the work side by side."""
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
     parallel = 1 if what == "device" else max(1, workers)
@@ -446,31 +424,29 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
         return "undecided"
     if _bends(what, curves):
         return "kink"
-    if high < HIDDEN_SLOPE_MAX:
+    if high < policy.HIDDEN_SLOPE_MAX:
         return "hidden"
     # The step waits for all time that the loader causes. A step that gets longer without waiting lost its cores.
     unwaited = waited is not None and waited.median < slope.median / 2
-    if low > EXPOSED_SLOPE_MIN and unwaited:
+    if low > policy.EXPOSED_SLOPE_MIN and unwaited:
         return "contended"
-    if low > EXPOSED_SLOPE_MIN:
+    if low > policy.EXPOSED_SLOPE_MIN:
         return "kink" if what != "device" and _fits_today(curves) else "exposed"
-    if low >= PARTIAL_SLOPE_MARGIN and high <= 1 - PARTIAL_SLOPE_MARGIN:
+    if low >= policy.PARTIAL_SLOPE_MARGIN and high <= 1 - policy.PARTIAL_SLOPE_MARGIN:
         return "contended" if unwaited else "partial"
     return "undecided"
 
 
 def _bends(what: What, curves: Sequence[Curve]) -> bool:
-    """Return True if the curve gets steeper towards the largest dose because the step waits.
-
-    Steeper: the interval of (last slope - first slope) is above KINK_BEND_MIN. Because it waits: the wait for data
-    grows at least half as fast as the step time; this is not required for "device".
-    """
+    """Return True if the curve gets steeper towards the largest dose because the step waits. Steeper: the interval of
+    (last slope - first slope) is above KINK_BEND_MIN. Because it waits: the wait for data grows at least half as fast
+    as the step time; this is not required for "device"."""
     last = len(curves[0].ks) - 2
     first_slope, last_slope = segment(curves, 0), segment(curves, last)
     if last < 1 or first_slope is None or last_slope is None:
         return False
     bend = from_block_values([c.slope(c.step, last) - c.slope(c.step, 0, 2) for c in curves])
-    if bend is None or bend.ci_low is None or bend.ci_low <= KINK_BEND_MIN:
+    if bend is None or bend.ci_low is None or bend.ci_low <= policy.KINK_BEND_MIN:
         return False
     waits = float(np.median([curve.slope(curve.waited, last) for curve in curves]))
     return what == "device" or waits >= last_slope.median / 2
@@ -479,7 +455,7 @@ def _bends(what: What, curves: Sequence[Curve]) -> bool:
 def _fits_today(curves: Sequence[Curve]) -> bool:
     """Return True if the step without added work hardly waits for data. Waits for the transfer stage do not count."""
     waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
-    return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
+    return float(np.mean(waited)) < policy.HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
 
 
 def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
@@ -501,19 +477,17 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
 
 def _blocks_needed(slope: Estimate) -> int | None:
     """Return the total number of blocks after which ``slope`` would probably decide the :data:`DoseKind`.
-
-    None without an interval, or above DOSE_BLOCKS_MAX.
-    """
+    None without an interval, or above DOSE_BLOCKS_MAX."""
     if slope.ci_low is None or slope.ci_high is None:
         return None
     # Half-width that meets the conditions of some kind, if the median stays where it is.
     likely = min(1.0, max(0.0, slope.median))
     wanted = max(
-        HIDDEN_SLOPE_MAX - likely,
-        min(likely - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - likely),
-        likely - EXPOSED_SLOPE_MIN,
+        policy.HIDDEN_SLOPE_MAX - likely,
+        min(likely - policy.PARTIAL_SLOPE_MARGIN, 1 - policy.PARTIAL_SLOPE_MARGIN - likely),
+        likely - policy.EXPOSED_SLOPE_MIN,
     )
     scatter = (slope.ci_high - slope.ci_low) / 2 * math.sqrt(slope.n) / student_t(0.975, slope.n - 1)
-    candidates = range(slope.n + 1, DOSE_BLOCKS_MAX + 1)
+    candidates = range(slope.n + 1, policy.DOSE_BLOCKS_MAX + 1)
     place = bisect_left(candidates, True, key=lambda n: student_t(0.975, n - 1) * scatter / math.sqrt(n) < wanted)
     return candidates[place] if place < len(candidates) else None

@@ -23,22 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.policy import (
-    CONFIDENCE,
-    LEAD_BATCHES_MIN,
-    LEAD_SHARE_MIN,
-    LONG_READ_FACTOR,
-    LONG_READS_MIN,
-    LONG_READS_SHARE_MAX,
-    LONG_READS_SPREAD_MAX,
-    LONG_READS_TIME_MIN,
-    MIN_BLOCKS,
-    SLOW_WORKER_BATCHES_MIN,
-    SLOW_WORKER_FACTOR,
-    UNEQUAL_WORKER_FACTOR,
-    WORKER_HELD_SHARE,
-    WORKER_ROUNDS_MIN,
-)
+from harness.explain import policy
 from harness.explain.spans import (
     BUILT,
     NO_WORKER,
@@ -78,7 +63,7 @@ class Makers(NamedTuple):
     @property
     def idle(self) -> int:
         """Number of workers that made no batch; 0 without workers or with too few batches to tell."""
-        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
+        if not self.workers or len(self.worker) < policy.WORKER_ROUNDS_MIN * self.workers:
             return 0
         return self.workers - len(np.unique(self.worker))
 
@@ -90,9 +75,9 @@ class Makers(NamedTuple):
     @property
     def unequal(self) -> bool:
         """True if one worker made far more batches than an equal share. False with too few batches to tell."""
-        if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
+        if not self.workers or len(self.worker) < policy.WORKER_ROUNDS_MIN * self.workers:
             return False
-        return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
+        return bool(np.bincount(self.worker).max() * self.workers > policy.UNEQUAL_WORKER_FACTOR * len(self.worker))
 
     def in_flight(self, prefetch: int) -> int:
         """Return how many batches are requested but not received: ``prefetch`` of a worker, 1 of one without items."""
@@ -158,7 +143,7 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
     measured = busy & np.isfinite(gap)
     making = made.ready - made.began
     between = float(np.median(gap[measured])) if measured.any() else 0.0
-    most = WORKER_HELD_SHARE * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
+    most = policy.WORKER_HELD_SHARE * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
     idle = np.maximum(0.0, gap - between)
     idle[busy & (idle <= most)] = 0.0
     return Leads(np.where(np.isnan(made.ready), np.nan, lead), idle, between)
@@ -166,10 +151,8 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
 
 def used_up_ns(leads: Leads, workers: int) -> float | None:
     """Return the lead (how long batches lie ready before use) that steps used up, in ns per worker; None if unknown.
-
     ``workers``: number that made batches. The last batch of each worker is assumed to use up as much as the others, but
-    at most its own lead.
-    """
+    at most its own lead."""
     lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
         return None
@@ -180,14 +163,12 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 
 
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
-    """Return by what fraction the last batches came faster than workers can sustain; at least 0.
-
-    ``taken``: time (ns) when each batch was used. ``stood``: True for batches made during a suspension, which do not
-    count. Infinite if all of them were; 0 if too few batches are known.
-    """
+    """Return by what fraction the last batches came faster than workers can sustain; at least 0. ``taken``: time (ns)
+    when each batch was used. ``stood``: True for batches made during a suspension, which do not count. Infinite if all
+    of them were; 0 if too few batches are known."""
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
-    count = min(max(workers, LEAD_BATCHES_MIN), len(leads.lead) - workers)
+    count = min(max(workers, policy.LEAD_BATCHES_MIN), len(leads.lead) - workers)
     lead, idle = leads.lead[-count - workers :], leads.idle[-count:]
     length = float((taken[-count:] - taken[-count - workers : -workers]).mean())
     if not np.isfinite(lead).all() or length <= 0:
@@ -200,9 +181,7 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
 
 def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
     """Return the mean ns from one batch to the next that ``busy`` workers together can sustain; NaN if unknown.
-
-    ``pauses``: suspensions of the run, which do not count as time of the workers.
-    """
+    ``pauses``: suspensions of the run, which do not count as time of the workers."""
     timed = np.isfinite(made.ready - made.began)
     if not timed.any():
         return math.nan
@@ -223,9 +202,7 @@ class UsedLead(NamedTuple):
 @dataclass(frozen=True)
 class LeadUse:
     """Share of step time saved by using up ready batches: steps were then faster than the loader can sustain.
-
-    ``ci_low`` to ``ci_high``: its 95 % interval.
-    """
+    ``ci_low`` to ``ci_high``: its 95 % interval."""
 
     share: float
     ci_low: float
@@ -236,17 +213,15 @@ class LeadUse:
     @property
     def is_worth_saying(self) -> bool:
         """True if the share is above LEAD_SHARE_MIN and its interval above 0, so that a report mentions it."""
-        return self.share > LEAD_SHARE_MIN and self.ci_low > 0
+        return self.share > policy.LEAD_SHARE_MIN and self.ci_low > 0
 
 
 def used_leads(
     steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
 ) -> dict[int, UsedLead]:
-    """Return {repetition: lead that its steps used up}, in ns, up to the repetition's first pause.
-
-    Lead: how long batches lay ready before use. Repetitions with unknown leads are left out. ``workers``: 0 if batches
-    are made inline. ``prefetch``: batches per worker. Empty if an asynchronous device was not recorded.
-    """
+    """Return {repetition: lead that its steps used up}, in ns, up to the repetition's first pause. Lead: how long
+    batches lay ready before use. Repetitions with unknown leads are left out. ``workers``: 0 if batches are made
+    inline. ``prefetch``: batches per worker. Empty if an asynchronous device was not recorded."""
     if asynchronous and not len(spans.kernels):
         return {}
     makers = makers_of(spans.makers, len(waits.rows), workers)
@@ -283,11 +258,9 @@ def used_leads(
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
     """Return the share of step time that an arm saved by using up lead; None below MIN_BLOCKS repetitions.
-
-    The share is at most what the workers' mean pace (time per batch) explains. ``runs``: used leads by repetition.
-    """
+    The share is at most what the workers' mean pace (time per batch) explains. ``runs``: used leads by repetition."""
     repetitions = [repetition for run in runs for repetition in run.values()]
-    if len(repetitions) < MIN_BLOCKS:
+    if len(repetitions) < policy.MIN_BLOCKS:
         return None
     wall_ns = float(np.mean([repetition.wall_ns for repetition in repetitions]))
     ahead = np.array([repetition.ahead_ns for repetition in repetitions]) / wall_ns
@@ -372,9 +345,7 @@ class MadeBy(NamedTuple):
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
     """Return the worker that is slower than the others in all ``blocks``, beyond chance (rank sums).
-
-    None if there is no such worker.
-    """
+    None if there is no such worker."""
     made_by = list(blocks)
     medians = [
         {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
@@ -392,13 +363,13 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
         variance += len(slow_ms) * len(fast_ms) * (len(slow_ms) + len(fast_ms) + 1) / 12
         batches += len(slow_ms)
     pairs = len(numbers) * (len(numbers) - 1)
-    is_chance = excess < NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / pairs) * math.sqrt(variance)
+    is_chance = excess < NormalDist().inv_cdf(1 - (1 - policy.CONFIDENCE) / pairs) * math.sqrt(variance)
     always = all(block[slow] > block[fast] for block in medians)
-    if is_chance or not always or batches < SLOW_WORKER_BATCHES_MIN:
+    if is_chance or not always or batches < policy.SLOW_WORKER_BATCHES_MIN:
         return None
     others_ms = float(np.median([np.median(made.ms[made.workers != slow]) for made in made_by]))
     # If only one worker is fast, the others are not slow.
-    if typical_ms[slow] < SLOW_WORKER_FACTOR * max(typical_ms[fast], others_ms):
+    if typical_ms[slow] < policy.SLOW_WORKER_FACTOR * max(typical_ms[fast], others_ms):
         return None
     return SlowWorker(slow, typical_ms[slow], others_ms)
 
@@ -407,14 +378,14 @@ def long_reads(ms: Array) -> LongReads | None:
     """Return the reads in ``ms`` (by batch) that are few, take most of the time, and are evenly spaced, or None."""
     if not len(ms) or not ms.any():
         return None
-    chosen = (ms > LONG_READ_FACTOR * np.median(ms)) & (ms > ms.max() / LONG_READ_FACTOR)
+    chosen = (ms > policy.LONG_READ_FACTOR * np.median(ms)) & (ms > ms.max() / policy.LONG_READ_FACTOR)
     count = int(chosen.sum())
-    is_few = LONG_READS_MIN <= count <= LONG_READS_SHARE_MAX * len(ms)
-    if not is_few or ms[chosen].sum() < LONG_READS_TIME_MIN * ms.sum():
+    is_few = policy.LONG_READS_MIN <= count <= policy.LONG_READS_SHARE_MAX * len(ms)
+    if not is_few or ms[chosen].sum() < policy.LONG_READS_TIME_MIN * ms.sum():
         return None
     gaps = np.diff(np.flatnonzero(chosen))
     low, middle, high = np.percentile(gaps, (25, 50, 75))
-    if high - low > LONG_READS_SPREAD_MAX * middle:
+    if high - low > policy.LONG_READS_SPREAD_MAX * middle:
         return None
     return LongReads(float(middle), float(np.median(ms[chosen])))
 

@@ -137,8 +137,7 @@ class RunLedger:
     @property
     def waited_range_ms(self) -> tuple[float, float] | None:
         """Least and most ms per step that data work may cost. None if the record allows one value only
-        (:attr:`waited_ms`), or if that is unknown.
-        """
+        (:attr:`waited_ms`), or if that is unknown."""
         if self.waited_ms is None or not self.waited_otherwise_ms:
             return None
         readings = (self.waited_ms, *self.waited_otherwise_ms)
@@ -147,9 +146,7 @@ class RunLedger:
     @property
     def bound_shares(self) -> BoundShares | None:
         """Shares that determine what limits the step. None unless device idle time, room and data costs are all known.
-
-        They are unknown without an asynchronous device.
-        """
+        They are unknown without an asynchronous device."""
         idle, room, wall = self.device_starved_ms, self.device_room_ms, self.mean_step_ms
         waited = self.waited_ms
         # A record that the replay could not reproduce may lack device work, which would look like idle time.
@@ -193,9 +190,7 @@ def without_split(ledger: RunLedger) -> RunLedger:
 
 class DerivedSteps(NamedTuple):
     """Result of :func:`derived_steps`. ``table``: None if the run has no steps, as recorded if it has no spans.
-
-    The other fields are those of :class:`harness.explain.derived.Derived`.
-    """
+    The other fields are those of :class:`harness.explain.derived.Derived`."""
 
     table: pa.Table | None
     changed: bool
@@ -206,9 +201,7 @@ class DerivedSteps(NamedTuple):
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
     """Return the steps table of ``run`` with derived columns, computed once.
-
-    Without spans, the table is as recorded; without steps, it is None.
-    """
+    Without spans, the table is as recorded; without steps, it is None."""
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -282,11 +275,9 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Return the unmeasured steps between the first and the last measured step, with their longest phases.
-
-    Left out: the first step of each group of unmeasured steps, and steps with other work than training
-    (``facts.marked_steps``).
-    """
+    """Return the unmeasured steps between the first and the last measured step, with their longest phases. Left out:
+    the first step of each group of unmeasured steps, and steps with other work than training
+    (``facts.marked_steps``)."""
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
@@ -309,9 +300,7 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
     """Return the mean data cost in ms per replayed measured step, under each reading of the record but the likely one.
-
-    ``otherwise``: ns, (readings, steps). Empty if it is None.
-    """
+    ``otherwise``: ns, (readings, steps). Empty if it is None."""
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
@@ -319,9 +308,7 @@ def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple
 
 def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float | None:
     """Return how many ms longer the fetches of a step could take at almost no cost (``bounds.room_ns``).
-
-    None with a synchronous device, or if device work or fetches were not recorded.
-    """
+    None with a synchronous device, or if device work or fetches were not recorded."""
     if not run.record.facts.asynchronous or np.isnan(column(steps, "device_slack_ns")[measured]).all():
         return None
     spans = spans_of(run)
@@ -344,9 +331,7 @@ def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
     """Return the lead that each repetition used up (``RunLedger.used_leads``).
-
-    Empty if the device is synchronous and batches are made inline, or if spans or times of steps are missing.
-    """
+    Empty if the device is synchronous and batches are made inline, or if spans or times of steps are missing."""
     facts = run.record.facts
     workers = loader_workers(run)
     timed = not steps.column("start_ns").null_count and not steps.column("wall_ns").null_count
@@ -361,9 +346,7 @@ def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:
     """Return {name of device work: share of the measured steps with this work in which it was launch-bound}.
-
-    Spans are read only if the steps table shows launch-bound time; otherwise the result is empty.
-    """
+    Spans are read only if the steps table shows launch-bound time; otherwise the result is empty."""
     if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
         return {}
     return launch_bound_shares(bounds(steps, measured), device_work_of(run), spans_of(run).names)
@@ -413,11 +396,9 @@ def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None
 def part_over(
     runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None], known: Sequence[RunLedger] | None = None
 ) -> float | None:
-    """Return the mean of one part of a step over all measured steps of ``runs``; None if no run has it.
-
-    ``get``: a run's mean per step, or None. ``known``: runs whose part counts; None: all. In the other runs, the part
-    is assumed to take the same fraction of the step as in these.
-    """
+    """Return the mean of one part of a step over all measured steps of ``runs``; None if no run has it. ``get``: a
+    run's mean per step, or None. ``known``: runs whose part counts; None: all. In the other runs, the part is assumed
+    to take the same fraction of the step as in these."""
     known = [run for run in known or runs if get(run) is not None]
     mean = mean_over(known, get)
     if mean is None or len(known) == len(runs):
@@ -484,20 +465,16 @@ def steps_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
 
 # Measures of "faster", best first. A trainer that does not count tokens is compared by its steps.
 MEASURES: tuple[tuple[str, Rate], ...] = (
-    ("trained tokens/s", trained_tokens_per_s),
-    ("tokens/s", tokens_per_s),
-    ("steps/s", steps_per_s),
-)
+    ("trained tokens/s", trained_tokens_per_s), ("tokens/s", tokens_per_s), ("steps/s", steps_per_s),
+)  # fmt: skip
 
 
 def speed(
     baseline: Blocks, candidate: Blocks, rate: Rate, confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return the ratio of speeds candidate / baseline (2: twice as fast), with an interval over common blocks.
-
-    None without a common block, or if a measured repetition lacks the rate. ``alike``: similarity of neighbouring
-    blocks, which may widen the interval; None: blocks are independent.
-    """
+    """Return the ratio of speeds candidate / baseline (2: twice as fast), with an interval over common blocks. None
+    without a common block, or if a measured repetition lacks the rate. ``alike``: similarity of neighbouring blocks,
+    which may widen the interval; None: blocks are independent."""
     logs = speed_logs(baseline, candidate, rate)
     return None if logs is None else from_blocks(logs, confidence, alike)
 
@@ -532,9 +509,7 @@ def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, flo
 
 def per_step_of(blocks: Blocks, name: Counted) -> float | None:
     """Return the tokens of a measured step, mean over all runs; None if a run did not count them.
-
-    ``name``: "tokens" (all positions, padding included) or "trained_tokens" (positions with a label).
-    """
+    ``name``: "tokens" (all positions, padding included) or "trained_tokens" (positions with a label)."""
     totals: list[float | None] = [getattr(run, name) for run in blocks.values()]
     if any(total is None for total in totals) or not totals:
         return None

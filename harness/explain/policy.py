@@ -230,7 +230,7 @@ KEPT_STACKS = 5
 SUSPENDED_NS_MIN = 20_000_000
 """Nanoseconds. A longer gap before warm-up means a suspended run. tests/harness/explain/replay/test_recording.py"""
 REPLAYED_STEPS_MAX = 5_000
-"""Measured steps. More add little precision, and a million would take hours. tests/harness/explain/test_policy.py"""
+"""Measured steps. More add little precision, but take hours. tests/harness/explain/replay/test_recording.py"""
 HELD_WORK_SHARE = 0.5
 """Share of the host's work in a step. Less extra time is scatter. tests/harness/explain/test_policy.py"""
 MOSTLY_CPU_SHARE = 0.5

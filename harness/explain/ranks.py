@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -79,9 +80,7 @@ class GroupGain:
 
 def rank_steps(run: RunData) -> RankSteps | None:
     """Return the measured steps of one rank of a CPU program under ``harness exec``.
-
-    None for other runs, for a program with one rank, and without CPU times.
-    """
+    None for other runs, for a program with one rank, and without CPU times."""
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
         return None
@@ -101,9 +100,7 @@ def rank_steps(run: RunData) -> RankSteps | None:
 
 def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
     """Return two arrays of the ns by step that the main thread was off a core: in backward passes, in other phases.
-
-    Fetches do not count. ``starts``: start of each step in ns. None if CPU times or starts are unknown.
-    """
+    Fetches do not count. ``starts``: start of each step in ns. None if CPU times or starts are unknown."""
     spans = spans_of(run)
     phases = spans.phases
     if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any() or np.isnan(starts).any():
@@ -130,9 +127,7 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
 
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
     """Return what the ranks of a program would gain without data work. ``steps``: by rank (an arm each), then by block.
-
-    None with one rank, without common steps, or if step times differ so much that ranks do not wait each step.
-    """
+    None with one rank, without common steps, or if step times differ so much that ranks do not wait each step."""
     if len(steps) < 2:
         return None
     shared = sorted(set.intersection(*(set(by_block) for by_block in steps.values())))
@@ -162,9 +157,7 @@ def _exchange_ns(block: RankSteps) -> Float:
 
 def _aligned(ranks: Sequence[RankSteps]) -> RankSteps | None:
     """Return the steps that all ranks measured, as (rank, step) arrays; None without such steps."""
-    common = ranks[0].step
-    for other_rank in ranks[1:]:
-        common = np.intersect1d(common, other_rank.step)
+    common = reduce(np.intersect1d, [rank.step for rank in ranks])
     if not common.size:
         return None
     places = [np.flatnonzero(np.isin(rank.step, common)) for rank in ranks]
@@ -183,9 +176,7 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
     """Return measured / edited step time if fetch times change as by ``edit``.
-
-    The interval covers the least and the most time for which ranks may have waited for one another.
-    """
+    The interval covers the least and the most time for which ranks may have waited for one another."""
     readings: list[Estimate] = []
     for saved_ns in (_saved, _saved_at_least, _saved_at_most):
         logs = []
@@ -206,22 +197,16 @@ def _saved(block: RankSteps, gone: Float) -> Float:
 
 
 def _saved_at_least(block: RankSteps, gone: Float) -> Float:
-    """Return the least mean ns saved per step, (1,).
-
-    Time in which a rank was ready but had no core does not count as a wait for other ranks. ``gone``: ns by which each
-    rank's fetches get shorter, (rank, step).
-    """
+    """Return the least mean ns saved per step, (1,). Time in which a rank was ready but had no core does not count as a
+    wait for other ranks. ``gone``: ns by which each rank's fetches get shorter, (rank, step)."""
     waiting = np.maximum(block.off_core - block.ready, 0.0).mean(axis=1)
     saved = (gone.mean(axis=1) + waiting - waiting.min()).min()
     return np.array([min(float(saved), float(_saved(block, gone).mean()))])
 
 
 def _saved_at_most(block: RankSteps, gone: Float) -> Float:
-    """Return the most ns saved in each step, (steps,).
-
-    All blocked time outside of fetches counts as a wait for other ranks. ``gone``: ns by which each rank's fetches get
-    shorter, (rank, step).
-    """
+    """Return the most ns saved in each step, (steps,). All blocked time outside of fetches counts as a wait for other
+    ranks. ``gone``: ns by which each rank's fetches get shorter, (rank, step)."""
     waits = block.off_core + block.elsewhere + block.unseen - block.off_core.min(axis=0)
     saved: Float = np.minimum((gone + waits).min(axis=0), gone.max(axis=0))
     return saved
@@ -308,9 +293,7 @@ def ranks_of_run(run: RunData) -> RanksReport | None:
                 arrivals.append(rank)
     if len(arrivals) < count:
         return None
-    common = arrivals[0].step
-    for other_rank in arrivals[1:]:
-        common = np.intersect1d(common, other_rank.step)
+    common = reduce(np.intersect1d, [rank.step for rank in arrivals])
     if not common.size:
         return None
     ranks = [_only(arrival, common) for arrival in arrivals]
@@ -342,9 +325,7 @@ def _other(run: RunData, number: int) -> RunData:
 
 def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
     """Return the measured steps of rank ``number``; None without a table.
-
-    ``hidden``: True if it is not recorded when the rank was ready for the exchange; ``arrival`` is then NaN.
-    """
+    ``hidden``: True if it is not recorded when the rank was ready for the exchange; ``arrival`` is then NaN."""
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
@@ -377,9 +358,7 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
     """Return {part of a step before the exchange of gradients: ns by step}. ``phases``: ns by step of each phase.
-
-    The wait for data is split by stage if that is known, else it is "fetch".
-    """
+    The wait for data is split by stage if that is known, else it is "fetch"."""
     within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
     split = not any(np.isnan(times).all() for times in within.values())
     data = {stage: np.nan_to_num(times) for stage, times in within.items()} if split else {FETCH: phases[FETCH]}
@@ -470,20 +449,15 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 def _beyond(slow: Float, other: Float) -> Float:
     """Return by how much each of ``slow`` exceeds the equally ranked value (shortest with shortest, ...) of ``other``.
-
-    Both have the same length. The result is in the order of ``slow``.
-    """
+    Both have the same length. The result is in the order of ``slow``."""
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
     return beyond
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Return the mean of the reports of all blocks; None without reports.
-
-    It has a straggler if STRAGGLER_BLOCKS_SHARE of the blocks name the same rank and part, and the mean excess is over
-    STRAGGLER_ERRORS_MIN standard errors.
-    """
+    """Return the mean of the reports of all blocks; None without reports. It has a straggler if STRAGGLER_BLOCKS_SHARE
+    of the blocks name the same rank and part, and the mean excess is over STRAGGLER_ERRORS_MIN standard errors."""
     if not reports:
         return None
     named = [report.straggler for report in reports if report.straggler is not None]

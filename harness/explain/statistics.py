@@ -59,10 +59,8 @@ class Estimate:
 
 def estimate(values: Values) -> Estimate | None:
     """Return the median over blocks, with its interval, of each block's sum of amounts / sum of denominators.
-
     ``values``: {block: {repetition: (amount, denominator)}}, such as tokens and seconds. None if no block has both sums
-    above 0.
-    """
+    above 0."""
     return from_blocks(
         [log for _, repetitions in sorted(values.items()) if (log := _block_log(repetitions)) is not None]
     )
@@ -88,11 +86,9 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
-    """Return log(candidate / baseline) for each block that both have, in block order.
-
-    ``alternated``: {block: True if both arms took their repetitions there in alternation}. In such a block, only
-    repetitions that both have count; None: all repetitions count in every block.
-    """
+    """Return log(candidate / baseline) for each block that both have, in block order. ``alternated``: {block: True if
+    both arms took their repetitions there in alternation}. In such a block, only repetitions that both have count;
+    None: all repetitions count in every block."""
     logs = []
     for block in sorted(set(baseline) & set(candidate)):
         ours, theirs = baseline[block], candidate[block]
@@ -109,9 +105,7 @@ def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
     """Return median and interval of exp(value); ``logs``: one value per block. None if ``logs`` is empty.
-
-    See :func:`from_block_values`.
-    """
+    See :func:`from_block_values`."""
     log_estimate = from_block_values(logs, confidence, alike)
     if log_estimate is None:
         return None
@@ -122,12 +116,9 @@ def from_blocks(
 def from_block_values(
     values: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return the median and interval of ``values``, one per block in block order; None if there are no values.
-
-    No interval below :data:`MIN_BLOCKS` blocks. ``confidence``: level of the interval, which Student's quantile widens
-    if blocks are few.
-    ``alike``: similarity of neighbouring blocks, which may widen the interval further.
-    """
+    """Return the median and interval of ``values``, one per block in block order; None if there are no values. No
+    interval below :data:`MIN_BLOCKS` blocks. ``confidence``: level of the interval, which Student's quantile widens if
+    blocks are few. ``alike``: similarity of neighbouring blocks, which may widen the interval further."""
     return _of_block_values(tuple(values), confidence, alike) if values else None
 
 
@@ -194,10 +185,8 @@ class Likeness:
 
     def widening(self, blocks: int) -> float:
         """Return the factor (1 or more) by which an interval over ``blocks`` blocks widens, as blocks are correlated.
-
         The factor is the root of the mean of the variance factors of all correlations, weighted by
-        :attr:`probabilities`.
-        """
+        :attr:`probabilities`."""
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 
@@ -233,11 +222,8 @@ def widening(in_time: NDArray[np.float64]) -> float:
 
 
 def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the log likelihood of each correlation in _RHO between neighbouring blocks, as an array.
-
-    ``in_time``: one value per block, in block order. None for fewer than :data:`MIN_BLOCKS` values, or if all are
-    equal.
-    """
+    """Return the log likelihood of each correlation in _RHO between neighbouring blocks, as an array. ``in_time``: one
+    value per block, in block order. None for fewer than :data:`MIN_BLOCKS` values, or if all are equal."""
     n = len(in_time)
     if n < MIN_BLOCKS:
         return None

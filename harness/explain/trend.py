@@ -8,21 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain import policy
 from harness.explain.causes import REST, Z_95
-from harness.explain.policy import (
-    TREND_ALIKE_MIN,
-    TREND_BEFORE_MAX,
-    TREND_BINS,
-    TREND_PART_MIN,
-    TREND_QUARTER_MIN,
-    TREND_RATIO_MIN,
-    TREND_STEPS_MIN,
-    TREND_WORK_MAX,
-)
 
 Float = NDArray[np.float64]
 EDGE_BINS = 2  # bins at each end of a run that give its first and last typical step
-QUARTERS = (TREND_BINS // 4, TREND_BINS // 2, 3 * TREND_BINS // 4)  # bins where the quarters of a run end
+QUARTERS = (
+    policy.TREND_BINS // 4,
+    policy.TREND_BINS // 2,
+    3 * policy.TREND_BINS // 4,
+)  # bins where the quarters of a run end
 
 
 @dataclass(frozen=True)
@@ -55,31 +50,31 @@ def trend(
     ``evident``: True if the program adds more and more hooks. Growth then counts even if it is uneven, because other
     programs may use the machine.
     """
-    if len(wall_ms) < TREND_STEPS_MIN:
+    if len(wall_ms) < policy.TREND_STEPS_MIN:
         return None
     walls = _medians(wall_ms)
     slope, low, high = _slope(walls)
     first, last = _edges(walls)
     quarters = np.diff([first, *(float(walls[edge - 1 : edge + 1].mean()) for edge in QUARTERS), last])
-    steady = evident or bool((quarters >= TREND_QUARTER_MIN * quarters.mean()).all())
-    if low <= 0 or first <= 0 or last < TREND_RATIO_MIN * first or not steady:
+    steady = evident or bool((quarters >= policy.TREND_QUARTER_MIN * quarters.mean()).all())
+    if low <= 0 or first <= 0 or last < policy.TREND_RATIO_MIN * first or not steady:
         return None
     work_first, work_last = _edges(_medians(work))
-    if work_first > 0 and work_last / work_first - 1 > TREND_WORK_MAX * (last / first - 1):
+    if work_first > 0 and work_last / work_first - 1 > policy.TREND_WORK_MAX * (last / first - 1):
         return None
     parts = {**parts_ms, REST: wall_ms - sum(parts_ms.values(), np.zeros(len(wall_ms)))}
     edges = {name: _edges(_medians(ms)) for name, ms in parts.items()}
-    rises = [end / begin for begin, end in edges.values() if begin >= TREND_PART_MIN * first]
-    if len(rises) > 1 and min(rises) >= TREND_ALIKE_MIN * max(*rises, last / first):
+    rises = [end / begin for begin, end in edges.values() if begin >= policy.TREND_PART_MIN * first]
+    if len(rises) > 1 and min(rises) >= policy.TREND_ALIKE_MIN * max(*rises, last / first):
         return None
     growth = {name: end - begin for name, (begin, end) in edges.items()}
     part = max(growth, key=lambda name: growth[name])
     # The cost cannot exceed the growing part itself.
     least = first - max(edges[part][0], 0.0)
     # Bins from step 0 to the middle of the first bins.
-    early_bins = EDGE_BINS / 2 + min(before / len(wall_ms), TREND_BEFORE_MAX) * TREND_BINS
+    early_bins = EDGE_BINS / 2 + min(before / len(wall_ms), policy.TREND_BEFORE_MAX) * policy.TREND_BINS
     costs = []
-    for bound in _slope(walls[: TREND_BINS // 2]):
+    for bound in _slope(walls[: policy.TREND_BINS // 2]):
         begin = max(first - max(bound, 0.0) * early_bins, least)
         costs.append(float(walls.mean()) - begin)
     cost, fewest, most = costs
@@ -95,7 +90,7 @@ def trend(
 
 
 def _medians(values: Float) -> Float:
-    return np.array([float(np.median(part)) for part in np.array_split(values, TREND_BINS)])
+    return np.array([float(np.median(part)) for part in np.array_split(values, policy.TREND_BINS)])
 
 
 def _edges(bins: Float) -> tuple[float, float]:
@@ -104,9 +99,7 @@ def _edges(bins: Float) -> tuple[float, float]:
 
 def _slope(values: Float) -> tuple[float, float, float]:
     """Return (slope, low, high) of ``values``: change from one value to the next, median with 95 % interval.
-
-    Median of all pairwise slopes: Theil 1950. Interval: Sen 1968.
-    """
+    Median of all pairwise slopes: Theil 1950. Interval: Sen 1968."""
     n = len(values)
     earlier, later = np.triu_indices(n, 1)
     slopes = np.sort((values[later] - values[earlier]) / (later - earlier))

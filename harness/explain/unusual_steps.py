@@ -18,25 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.policy import (
-    ENDED_GAPS_MIN,
-    ENDED_SHARE_MAX,
-    ENDED_STEPS_SHARE_MIN,
-    KIND_RUNS_MIN,
-    KIND_RUNS_SPREAD,
-    KIND_SHARE_MIN,
-    KINDS_BETWEEN_MAX,
-    KINDS_RATIO_MIN,
-    KINDS_STEPS_DRAWN,
-    KINDS_STEPS_MIN,
-    LONG_STEP_FACTOR,
-    LONG_STEPS_SHARE_MAX,
-    NEAR_MEAN_SHARE,
-    OUTLIER_QUARTILES,
-    SPANS_MAX,
-    STEP_OUTLIERS_MAX,
-    STEP_POINTS_MAX,
-)
+from harness.explain import policy
 from harness.explain.spans import column
 from harness.study.contract import PHASES
 from harness.study.run_data import LongStep, Minute, RunData
@@ -70,10 +52,8 @@ def longest_phases(
     phases: Sequence[str], phase_ns: Callable[[str], Array], counted: NDArray[np.bool_] | None = None
 ) -> Places:
     """Return for each step the index of the phase that is furthest above its median; NO_PHASE if none was measured.
-
-    ``phase_ns``: function that returns a phase's time in each step.
-    ``counted``: steps to return (None: all); the medians are then those of the other steps.
-    """
+    ``phase_ns``: function that returns a phase's time in each step. ``counted``: steps to return (None: all); the
+    medians are then those of the other steps."""
     excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
     furthest = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
     return furthest if counted is None else furthest[counted]
@@ -87,17 +67,15 @@ def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
 
 def without_long(wall_ns: Array) -> Array:
     """Return step times with long ones replaced by the median; unchanged if over LONG_STEPS_SHARE_MAX are long."""
-    long = wall_ns > LONG_STEP_FACTOR * np.median(wall_ns)
-    return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= LONG_STEPS_SHARE_MAX else wall_ns
+    long = wall_ns > policy.LONG_STEP_FACTOR * np.median(wall_ns)
+    return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= policy.LONG_STEPS_SHARE_MAX else wall_ns
 
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
     """Return a summary of the steps longer than :data:`LONG_STEP_FACTOR` x ``typical_ms``; None if no or all steps are.
-
     ``longest``: for each step, the index (in ``phases``) of the phase that is furthest above its median
-    (:func:`longest_phases`).
-    """
-    long = step_ms > LONG_STEP_FACTOR * typical_ms
+    (:func:`longest_phases`)."""
+    long = step_ms > policy.LONG_STEP_FACTOR * typical_ms
     if not long.any() or long.all():
         return None
     excess = step_ms[long] - typical_ms
@@ -137,7 +115,7 @@ class StepKinds:
 def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
     """Return the two kinds of steps in ``runs`` (ms); None if they are of one kind, or it is not clear."""
     count = sum(map(len, runs))
-    if count < KINDS_STEPS_MIN:
+    if count < policy.KINDS_STEPS_MIN:
         return None
     steps = np.concatenate(runs)
     if steps.min() <= 0:
@@ -149,19 +127,19 @@ def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
     middle = (fast + slow) / 2
     share = float((logs > middle).mean())
     between = (logs > fast + (slow - fast) / 4) & (logs < slow - (slow - fast) / 4)
-    rare = not KIND_SHARE_MIN <= share <= 1 - KIND_SHARE_MIN
-    if rare or slow - fast < np.log(KINDS_RATIO_MIN) or between.mean() > KINDS_BETWEEN_MAX:
+    rare = not policy.KIND_SHARE_MIN <= share <= 1 - policy.KIND_SHARE_MIN
+    if rare or slow - fast < np.log(policy.KINDS_RATIO_MIN) or between.mean() > policy.KINDS_BETWEEN_MAX:
         return None
     shares = np.array([(np.log(run) > middle).mean() for run in runs if len(run)])
-    is_mixed = (shares >= KIND_SHARE_MIN) & (shares <= 1 - KIND_SHARE_MIN)
+    is_mixed = (shares >= policy.KIND_SHARE_MIN) & (shares <= 1 - policy.KIND_SHARE_MIN)
     slow_runs = None
     if is_mixed.mean() < 0.5:
         if not _alike([np.median(np.log(run)) for run in runs if len(run)], middle, slow - fast):
             return None
         slow_runs = int((shares > 0.5).sum())
-    like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR_MEAN_SHARE).mean())
+    like_mean = float((np.abs(steps / steps.mean() - 1) <= policy.NEAR_MEAN_SHARE).mean())
     is_above = np.log(steps) > middle
-    longest = steps > LONG_STEP_FACTOR * np.median(steps[is_above])
+    longest = steps > policy.LONG_STEP_FACTOR * np.median(steps[is_above])
     is_slow = is_above & ~longest
     means = float(steps[~is_above].mean()), float(steps[is_slow].mean())
     longest_ms = float(steps[longest].mean()) if longest.any() else 0.0
@@ -172,25 +150,21 @@ def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
 
 def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
     """Return ``runs``; if they have more than :data:`KINDS_STEPS_DRAWN` steps in all, about as many random ones.
-
     ``of``: number of steps of all runs. The result still has one array per run. Steps are random, because every n-th
-    step might be of one kind.
-    """
-    if of <= KINDS_STEPS_DRAWN:
+    step might be of one kind."""
+    if of <= policy.KINDS_STEPS_DRAWN:
         return runs
     generator = np.random.default_rng(0)
-    return [run[generator.integers(0, len(run), len(run) * KINDS_STEPS_DRAWN // of)] for run in runs if len(run)]
+    return [run[generator.integers(0, len(run), len(run) * policy.KINDS_STEPS_DRAWN // of)] for run in runs if len(run)]
 
 
 def _split(ordered: Array) -> tuple[float, float]:
     """Return (lower median, upper median) of the two groups of sorted values with the least scatter within groups.
-
-    Each group has at least the share :data:`KIND_SHARE_MIN` of the values.
-    """
+    Each group has at least the share :data:`KIND_SHARE_MIN` of the values."""
     n = len(ordered)
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
-    below = below[(below >= KIND_SHARE_MIN * n) & (n - below >= KIND_SHARE_MIN * n)]
+    below = below[(below >= policy.KIND_SHARE_MIN * n) & (n - below >= policy.KIND_SHARE_MIN * n)]
     distance = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
     place = int(below[np.argmax(below * (n - below) * distance**2)])
     return float(np.median(ordered[:place])), float(np.median(ordered[place:]))
@@ -204,12 +178,12 @@ def _centres(logs: Array, middle: float) -> tuple[float, float] | None:
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
     """Return True if both kinds, fast and slow, have :data:`KIND_RUNS_MIN` or more runs that are nearly equal.
-
     ``typical``: median log step time of each run. ``middle``, ``way``: midpoint and distance of both kinds, in log step
-    time. Runs of one kind may differ by :data:`KIND_RUNS_SPREAD` x ``way``.
-    """
+    time. Runs of one kind may differ by :data:`KIND_RUNS_SPREAD` x ``way``."""
     kinds = [[median for median in typical if (median > middle) == above] for above in (False, True)]
-    return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
+    return all(
+        len(kind) >= policy.KIND_RUNS_MIN and max(kind) - min(kind) <= policy.KIND_RUNS_SPREAD * way for kind in kinds
+    )
 
 
 Mark = Literal["", "outlier", "evaluation", "checkpoint"]  # "checkpoint": an outlier of a program that often saves
@@ -232,14 +206,11 @@ class StepTimes:
 
 
 def step_times(
-    runs: Sequence[RunData], saving: Collection[str] = (), most: int = STEP_POINTS_MAX
+    runs: Sequence[RunData], saving: Collection[str] = (), most: int = policy.STEP_POINTS_MAX
 ) -> tuple[StepTimes, ...]:
-    """Return the step times of each finished run, for a plot: one entry per run, without runs of controls.
-
-    Steps are thinned to about ``most`` in all runs together; up to :data:`STEP_OUTLIERS_MAX` outliers of a run, the
-    slowest, are kept. ``saving``: arms that save checkpoints, whose outliers outside of all phases are marked
-    "checkpoint".
-    """
+    """Return the step times of each finished run, for a plot: one entry per run, without runs of controls. Steps are
+    thinned to about ``most`` in all runs together; up to :data:`STEP_OUTLIERS_MAX` outliers of a run, the slowest, are
+    kept. ``saving``: arms that save checkpoints, whose outliers outside of all phases are marked "checkpoint"."""
     plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
     share = max(20, most // max(1, len(plain)))
     thinned = [run_times for run in plain if (run_times := _of(run, run.record.arm in saving, share)) is not None]
@@ -258,7 +229,7 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
         return None
     milliseconds = wall / 1e6
     low, high = np.quantile(milliseconds[measured], [0.25, 0.75])
-    far: NDArray[np.bool_] = measured & (milliseconds > high + OUTLIER_QUARTILES * (high - low))
+    far: NDArray[np.bool_] = measured & (milliseconds > high + policy.OUTLIER_QUARTILES * (high - low))
     outlier = _slowest(far, milliseconds)
     evaluating = _evaluating(measured, timed, run.record.facts.evaluating_steps or 0)
     marks = np.where(evaluating, "evaluation", np.where(outlier, "outlier", "")).astype(object)
@@ -282,11 +253,9 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
 
 
 def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """Return a mask: True for ``count`` unmeasured steps, which are assumed to include an evaluation.
-
-    Chosen are the first unmeasured steps after the first measured one and, if those are too few, the last ones before
-    it. ``measured``, ``known``: masks of measured steps and of steps with a known time.
-    """
+    """Return a mask: True for ``count`` unmeasured steps, which are assumed to include an evaluation. Chosen are the
+    first unmeasured steps after the first measured one and, if those are too few, the last ones before it.
+    ``measured``, ``known``: masks of measured steps and of steps with a known time."""
     unmeasured, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
     after = unmeasured[unmeasured > first][:count]
     before = unmeasured[unmeasured < first]
@@ -297,10 +266,10 @@ def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: in
 
 def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return True for the slowest of the outliers ``far``, at most :data:`STEP_OUTLIERS_MAX`."""
-    if far.sum() <= STEP_OUTLIERS_MAX:
+    if far.sum() <= policy.STEP_OUTLIERS_MAX:
         return far
     chosen = np.zeros_like(far)
-    chosen[np.argsort(np.where(far, milliseconds, 0.0))[-STEP_OUTLIERS_MAX:]] = True
+    chosen[np.argsort(np.where(far, milliseconds, 0.0))[-policy.STEP_OUTLIERS_MAX :]] = True
     return chosen
 
 
@@ -350,19 +319,17 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
 
 def costly_until(values: Array) -> tuple[int, int] | None:
     """Return the (first, last) position in ``values``, a phase's time by step, of steps with a cost that has ended.
-
-    None if there is no such cost, or if too few steps follow to exclude that it comes again.
-    """
+    None if there is no such cost, or if too few steps follow to exclude that it comes again."""
     excess = _excess(values) if len(values) else values
     if not excess.any():
         return None
     change = int(np.argmax(np.cumsum(excess - excess.mean()))) + 1
     before, after = excess[:change], excess[change:]
-    if len(after) < ENDED_STEPS_SHARE_MIN * len(values) or after.mean() > ENDED_SHARE_MAX * before.mean():
+    if len(after) < policy.ENDED_STEPS_SHARE_MIN * len(values) or after.mean() > policy.ENDED_SHARE_MAX * before.mean():
         return None
     costly = np.flatnonzero(before > before.mean() / 2)
     gap = int(np.diff(costly, prepend=-1).max())
-    return (int(costly[0]), int(costly[-1])) if len(after) >= ENDED_GAPS_MIN * gap else None
+    return (int(costly[0]), int(costly[-1])) if len(after) >= policy.ENDED_GAPS_MIN * gap else None
 
 
 def _excess(values: Array) -> Array:
@@ -374,7 +341,6 @@ class Span(NamedTuple):
     """Summary of consecutive minutes of a training; :func:`spans` makes it."""
 
     start_utc_s: float  # seconds since 1970-01-01 UTC
-    end_utc_s: float
     steps: int
     mean_ms: float
     p50_ms: float  # median of the minutes' medians
@@ -400,7 +366,7 @@ COLLECTING, WAITING, OTHER = "garbage collection", "waiting for a core", "other"
 
 def spans(minutes: Sequence[Minute]) -> list[Span]:
     """Return ``minutes`` summarized in consecutive groups of about equal size, at most SPANS_MAX groups."""
-    count = min(len(minutes), SPANS_MAX)
+    count = min(len(minutes), policy.SPANS_MAX)
     edges = [round(len(minutes) * number / count) for number in range(count + 1)] if count else [0]
     return [_span(minutes[begin:end]) for begin, end in pairwise(edges)]
 
@@ -408,12 +374,10 @@ def spans(minutes: Sequence[Minute]) -> list[Span]:
 def _span(minutes: Sequence[Minute]) -> Span:
     steps = sum(minute.steps for minute in minutes)
     names = dict.fromkeys(name for minute in minutes for name in minute.parts_ms)
-    last = minutes[-1]
     wall_s = sum(minute.wall_s for minute in minutes)
     tokens = sum(minute.tokens for minute in minutes)
     return Span(
         minutes[0].start_utc_s,
-        last.start_utc_s + last.span_s,
         steps,
         wall_s * 1e3 / steps,
         float(np.median([minute.p50_ms for minute in minutes])),

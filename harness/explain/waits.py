@@ -94,11 +94,9 @@ def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
 
 
 class StageTimes(NamedTuple):
-    """Nanoseconds that stages of a step's batches took, by when they ran; each array is (steps, stages).
-
-    ``during``: while the main thread waited for that batch. ``parallel``: while it waited for another batch.
-    ``outside``: in steps, while it did not wait. ``between``: between steps.
-    """
+    """Nanoseconds that stages of a step's batches took, by when they ran; each array is (steps, stages). ``during``:
+    while the main thread waited for that batch. ``parallel``: while it waited for another batch. ``outside``: in steps,
+    while it did not wait. ``between``: between steps."""
 
     work: Int  # all time of the stages of the step's batches; transfer: only within the waits
     during: Int
@@ -175,11 +173,8 @@ class IdleTime(NamedTuple):
 
 def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
     """Return what the main thread did at each time, as an index into CAUSES; of nested spans, the innermost counts.
-
-    While it waits for a batch, the cause is the stage that this batch is in, or "transfer" between stages.
-    ``stages``: must not overlap within a batch. ``during``: only activities that overlap these times are returned;
-    None: all.
-    """
+    While it waits for a batch, the cause is the stage that this batch is in, or "transfer" between stages. ``stages``:
+    must not overlap within a batch. ``during``: only activities that overlap these times are returned; None: all."""
     stages = of_known_batches(stages, waits)
     since = np.maximum(stages.starts, waits.starts[stages.batches])
     until = np.minimum(stages.ends, waits.ends[stages.batches])
@@ -236,9 +231,7 @@ def _batches_between(
     waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
 ) -> tuple[BatchWaits, StageSpans]:
     """Return waits and stages of the batches from the first to the last awaited between ``since_ns`` and ``until_ns``.
-
-    The returned batches have new numbers, which begin at 0.
-    """
+    The returned batches have new numbers, which begin at 0."""
     chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
     low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
     rows = slice(*np.searchsorted(stages.batches, [low, high]).tolist())

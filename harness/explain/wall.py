@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain import policy
 from harness.explain.causes import (
     CODE,
     COMPILATION,
@@ -51,15 +52,6 @@ from harness.explain.causes import (
     slow_causes,
 )
 from harness.explain.ledger import RunLedger
-from harness.explain.policy import (
-    EVALUATED_SHARE_MIN,
-    LONG_STEP_FACTOR,
-    LONG_STEPS_SHARE_MAX,
-    MIN_BLOCKS,
-    NAMED_LINE_SHARE_MIN,
-    NAMED_LINES_MAX,
-    STAGE_LINE_SHARE_MIN,
-)
 from harness.explain.spans import NOT_MEASURED, bounds, column, spans_of
 from harness.explain.statistics import Estimate, holding, reach_of_mean, widening
 from harness.study.contract import PHASES, STAGES
@@ -115,9 +107,7 @@ class ProgramPart:
 @dataclass(frozen=True)
 class Wall:
     """Where the time of a program run by ``harness exec`` goes: parts of its mean step, and parts of the whole program.
-
-    :func:`wall` makes it.
-    """
+    :func:`wall` makes it."""
 
     steps: int  # measured steps and steps with an evaluation
     step_ms: Estimate  # time per step by the clock; the parts sum to it
@@ -165,19 +155,15 @@ class _Block:
 
 class _Placed(NamedTuple):
     """Milliseconds per step by phase, without waits for a core, which are a phase of their own.
-
-    ``blocked``: time within each phase, after these waits are taken out, in which the main thread used no core.
-    """
+    ``blocked``: time within each phase, after these waits are taken out, in which the main thread used no core."""
 
     phases: Mapping[str, float]
     blocked: Mapping[str, float]
 
 
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
-    """Return the parts of the wall clock of an arm, if it is a program run by ``harness exec``; else None.
-
-    None, too, if no run has times of phases. ``ledgers``: by block. ``typical_ms``: median step time over all blocks.
-    """
+    """Return the parts of the wall clock of an arm, if it is a program run by ``harness exec``; else None. None, too,
+    if no run has times of phases. ``ledgers``: by block. ``typical_ms``: median step time over all blocks."""
     pairs = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
     pairs = [(run, ledger) for run, ledger in pairs if run.record.facts.attached is not None and ledger.phase_ms]
     if not pairs:
@@ -196,7 +182,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         causes = slow_causes([run.record.facts], loops)
         places |= {_Key("compile", cause.place): cause for cause in causes if cause.kind == COMPILED}
         places |= {_Key("data", cause.phase): cause for cause in causes if cause.kind == MAKER}
-        fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
+        fetch_ms = policy.STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
         places.update((_FETCH, cause) for cause in causes if _makes_batches(cause) and cause.step_ms >= fetch_ms)
         excess = _long_excess(run, typical_ms)
         long_ms += excess.get(REST, 0.0) * len(ledger.step_ms)
@@ -227,9 +213,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
     """Return the places of lines of code that certainly spent at least half of their time in rare long steps.
-
-    ``long_ms``: time outside of all phases by which rare long steps exceed typical steps, summed over all steps.
-    """
+    ``long_ms``: time outside of all phases by which rare long steps exceed typical steps, summed over all steps."""
     spent_ms: dict[str, float] = {}
     for cause in causes:
         if is_own_code(cause):
@@ -240,12 +224,10 @@ def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
     """Return the line of code with most of the evaluations' time.
-
-    :data:`EVALUATION` if no line has the share :data:`EVALUATED_SHARE_MIN` of this time.
-    """
+    :data:`EVALUATION` if no line has the share :data:`EVALUATED_SHARE_MIN` of this time."""
     causes = [cause for cause in slow_causes(facts) if cause.kind == EVALUATION]
     most = max(causes, key=lambda cause: cause.spent_ms, default=None)
-    least_ms = EVALUATED_SHARE_MIN * sum(cause.spent_ms for cause in causes)
+    least_ms = policy.EVALUATED_SHARE_MIN * sum(cause.spent_ms for cause in causes)
     return most.place if most is not None and most.spent_ms >= least_ms else EVALUATION
 
 
@@ -262,7 +244,7 @@ def _summed(
     unnamed = {
         key
         for rank, key in enumerate(code)
-        if rank >= NAMED_LINES_MAX or means[key].median < NAMED_LINE_SHARE_MIN * step_ms.median
+        if rank >= policy.NAMED_LINES_MAX or means[key].median < policy.NAMED_LINE_SHARE_MIN * step_ms.median
     }
     collecting = {key for key in means if key.kind == "gc" and _belongs_to_line(key, means, places, unnamed)}
     likely, others = ([_merged(parts, unnamed, collecting) for parts in side] for side in (likely, others))
@@ -298,9 +280,7 @@ def _summed(
 
 def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str, float]) -> tuple[SlowCause, ...]:
     """Return ``causes`` with shorter times, as in ``wall``: without the main thread's waits for a core.
-
-    ``phase_ms``: ms per step of each phase by the clock, which includes these waits.
-    """
+    ``phase_ms``: ms per step of each phase by the clock, which includes these waits."""
     part_ms = {_Key(part.kind, part.name): part.ms.median for part in wall.parts}
     clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
     for cause in causes:
@@ -350,9 +330,7 @@ def _belongs_to_line(
     key: _Key, means: Mapping[_Key, Estimate], places: Mapping[_Key, SlowCause], unnamed: set[_Key]
 ) -> bool:
     """Return True if garbage collections ``key`` count as time of the line that triggered them.
-
-    True if this line is a part of its own, does not call the model, and takes at least as long as its collections.
-    """
+    True if this line is a part of its own, does not call the model, and takes at least as long as its collections."""
     line = _Key("code", key.name)
     if line not in means or line in unnamed:
         return False
@@ -362,11 +340,8 @@ def _belongs_to_line(
 
 
 def _merged(parts: _Parts, unnamed: set[_Key], collecting: set[_Key]) -> _Parts:
-    """Return ``parts`` (ms per step) with those in ``unnamed`` added to "other".
-
-    Garbage collections in ``collecting`` are added to the line that triggered them. All other collections become one
-    part.
-    """
+    """Return ``parts`` (ms per step) with those in ``unnamed`` added to "other". Garbage collections in ``collecting``
+    are added to the line that triggered them. All other collections become one part."""
     merged: _Parts = {_OTHER: 0.0}
     for key, ms in parts.items():
         target = _OTHER if key in unnamed else key
@@ -379,7 +354,7 @@ def _merged(parts: _Parts, unnamed: set[_Key], collecting: set[_Key]) -> _Parts:
 def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
     """Return the mean by ``weights``, so that parts sum to the step. The interval weights all blocks equally."""
     centre = float(np.average(values, weights=weights))
-    if len(values) < MIN_BLOCKS:
+    if len(values) < policy.MIN_BLOCKS:
         return Estimate(centre, None, None, len(values))
     reach = reach_of_mean(values) * widening(np.asarray(values, dtype=np.float64))
     return Estimate(centre, max(0.0, centre - reach), centre + reach, len(values))
@@ -399,9 +374,7 @@ def _named(
     placed: _Placed, run: RunData, ledger: RunLedger, causes: Sequence[SlowCause], excess: Mapping[str, float]
 ) -> _Parts:
     """Return {part of a step: ms per step}. ``placed``: times of the phases without waits for a core.
-
-    ``excess``: ms per step, averaged over all steps, by which rare long steps exceed typical ones, by phase.
-    """
+    ``excess``: ms per step, averaged over all steps, by which rare long steps exceed typical ones, by phase."""
     facts = run.record.facts
     step_ms = sum(ledger.phase_ms.values())
     parts: _Parts = {_Key("core" if name == WAITING else "phase", name): ms for name, ms in placed.phases.items()}
@@ -443,9 +416,7 @@ def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> floa
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
     """Move time off a core in ``parts`` to waits for other ranks (if there are any), or for threads that hold a lock.
-
-    ``blocked``: this time in ms per step, by phase. Nothing moves if the program uses an asynchronous device.
-    """
+    ``blocked``: this time in ms per step, by phase. Nothing moves if the program uses an asynchronous device."""
     if facts.asynchronous:
         return
     if (facts.ranks or 1) > 1:
@@ -499,16 +470,14 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
 
 def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
     """Return by how many ms per step rare long steps exceed typical ones, by phase except "fetch".
-
-    Averaged over all measured steps; empty if no step is long, or if long steps are not rare.
-    """
+    Averaged over all measured steps; empty if no step is long, or if long steps are not rare."""
     names = [f"{phase}_ns" for phase in PHASES if phase != "fetch"]
     steps = run.step_columns(["wall_ns", "warmup", *names])
     if steps is None:
         return {}
     measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
-    long = measured & (column(steps, "wall_ns") / 1e6 > LONG_STEP_FACTOR * typical_ms)
-    if not long.any() or long.sum() > LONG_STEPS_SHARE_MAX * measured.sum():
+    long = measured & (column(steps, "wall_ns") / 1e6 > policy.LONG_STEP_FACTOR * typical_ms)
+    if not long.any() or long.sum() > policy.LONG_STEPS_SHARE_MAX * measured.sum():
         return {}
     excess_ms = {}
     for phase in PHASES:
@@ -520,11 +489,9 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
 
 
 def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
-    """Return the phases' times with waits for a core as a phase of their own: one result for each of two rules.
-
-    The first rule divides waits by time on a core, the second by time off a core. One result, with unchanged phases, if
-    waits are unknown.
-    """
+    """Return the phases' times with waits for a core as a phase of their own: one result for each of two rules. The
+    first rule divides waits by time on a core, the second by time off a core. One result, with unchanged phases, if
+    waits are unknown."""
     block = _block(run, ledger)
     if block is None:
         return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]

@@ -134,11 +134,9 @@ def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
 
 
 def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
-    """True if a run of any arm with the same ``data.source`` as ``arm`` recorded that this source has no index.
-
-    Runs of other arms count, because a run does not record this if only its workers open the source. Without a
-    ``data.source``, only runs of ``arm`` count.
-    """
+    """True if a run of any arm with the same ``data.source`` as ``arm`` recorded that this source has no index. Runs of
+    other arms count, because a run does not record this if only its workers open the source. Without a ``data.source``,
+    only runs of ``arm`` count."""
 
     def source(run: RunData) -> object:
         return lookup(run.record.config, "data.source", None)
@@ -172,9 +170,7 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
     """Yield replays of ``arm`` with the loader of each other arm that differs from ``arm`` only in its data path.
-
-    The loader's times come from the data-only control of its arm; an arm without this control is left out.
-    """
+    The loader's times come from the data-only control of its arm; an arm without this control is left out."""
     data_only = {
         str(group[0].record.of): group
         for group in runs.values()
@@ -207,9 +203,7 @@ def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> d
 
 def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceCost]]:
     """Return each change of these runs' settings that may help: (edit, cost), as ("workers=2", "processes").
-
-    Cost: what the user has to spend or change.
-    """
+    Cost: what the user has to spend or change."""
     config, facts = runs[0].record.config, runs[0].record.facts
     workers = int(lookup_number(config, "data.workers", 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
@@ -232,11 +226,9 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
 
 
 def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -> AdviceBar | None:
-    """Return the reason in the loader's records not to recommend ``one``; None if there is none.
-
-    ``own``: runs of the arm. ``least``: smallest gain worth recommending, a fraction. Reason "serial": no such gain
-    remains if only one worker at a time gets what it waits for.
-    """
+    """Return the reason in the loader's records not to recommend ``one``; None if there is none. ``own``: runs of the
+    arm. ``least``: smallest gain worth recommending, a fraction. Reason "serial": no such gain remains if only one
+    worker at a time gets what it waits for."""
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
     return "serial" if is_serial(one.serial, least) else None
@@ -244,9 +236,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
     """Return the doubt for which the prediction of ``one`` is not recommended; None if there is no such doubt.
-
-    ``contradicted``: True if an arm that already has this change measured otherwise.
-    """
+    ``contradicted``: True if an arm that already has this change measured otherwise."""
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
     validation = one.prediction.validation
@@ -255,9 +245,7 @@ def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
     """Return why the effect of more workers cannot be predicted; None if it can.
-
-    None, too, if removing all data work would gain at most ``least`` (a fraction). ``own``: runs of the arm.
-    """
+    None, too, if removing all data work would gain at most ``least`` (a fraction). ``own``: runs of the arm."""
     bar = bar_of(parse_edits([f"workers={max(ADVISED_WORKERS[0], 2 * replays.workers)}"]), own, replays)
     if bar is None or not clears(replays.predict(without_stages(STAGES)).speedup, least):
         return None
@@ -265,11 +253,9 @@ def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar |
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:
-    """Return all options, but at most one that adds worker processes remains worth recommending (``worth``).
-
-    Of two such options, the later one remains only if its speed-up is larger by more than the fraction
-    :data:`AS_GOOD_WITHIN`.
-    """
+    """Return all options, but at most one that adds worker processes remains worth recommending (``worth``). Of two
+    such options, the later one remains only if its speed-up is larger by more than the fraction
+    :data:`AS_GOOD_WITHIN`."""
     recommended: dict[str, Advice] = {}
     for option in options:
         if option.worth and option.cost == "processes":

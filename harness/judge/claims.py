@@ -25,7 +25,6 @@ from harness.judge.probes.machine_load import host_load
 from harness.scenario.claims import CLAIMS, SHARES, ClaimKind, ClaimName, Figure
 from harness.scenario.overrides import HAND_OVER, differing, lookup, lookup_number
 from harness.study.contract import SAMPLER
-from harness.study.records import RunFacts
 from harness.study.run_data import RunData
 from trainer.json_types import JsonObject
 
@@ -43,10 +42,8 @@ Outcome = Literal["holds", "does not hold", "not measurable"]
 @dataclass(frozen=True)
 class RunUse:
     """Shares of the step (0 to 1) and cores in use, by part of :data:`PARTS`, of one run; :func:`use_of` makes it.
-
     ``cores`` is empty without CPU times. ``all_cores``: of all processes of the run; None if they were not sampled, are
-    on several machines, or live too short for the sampler (``data.tokenize: processes``).
-    """
+    on several machines, or live too short for the sampler (``data.tokenize: processes``)."""
 
     shares: Mapping[str, float]
     cores: Mapping[str, float]
@@ -117,7 +114,8 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
     wall_s = float(ledger.step_ms.sum()) / 1e3
     idle_ms = ledger.device_starved_ms
     use = None if idle_ms is None or ledger.device_busy_ms is None else 1 - idle_ms / step
-    ranks = ledger.record.facts.ranks or 1
+    facts = ledger.record.facts
+    ranks = facts.ranks or 1
     return RunUse(
         {name: value / step for name, value in spent.items()},
         cores,
@@ -129,22 +127,15 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
         None if ledger.trained_tokens is None else ledger.trained_tokens / wall_s,
         ranks,
         sum(ledger.work_ms.values()) if ledger.work_ms else None,
-        _stored_per_text(ledger.record.facts),
+        facts.stored_bytes / facts.text_bytes if facts.stored_bytes and facts.text_bytes else None,
         use,
     )
 
 
-def _stored_per_text(facts: RunFacts) -> float | None:
-    return facts.stored_bytes / facts.text_bytes if facts.stored_bytes and facts.text_bytes else None
-
-
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Return ({part of :data:`PARTS`: cores of rank 0 in use}, cores in use by all processes of the run).
-
-    Both values are means over measured steps. The dict is empty without recorded spans. The second value is None if
-    processes were not sampled, are on several machines, or live too short for the sampler (``data.tokenize:
-    processes``).
-    """
+    """Return ({part of :data:`PARTS`: cores of rank 0 in use}, cores in use by all processes of the run). Both values
+    are means over measured steps. The dict is empty without recorded spans. The second value is None if processes were
+    not sampled, are on several machines, or live too short for the sampler (``data.tokenize: processes``)."""
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
     roles = {} if not loads else {role.role: role.cores for role in loads[0].roles if role.role != "sampler"}
@@ -188,9 +179,7 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
 
 def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
     """Return the use of an arm: medians over ``uses``, one per run (not empty); for ``ranks`` the maximum.
-
-    A figure that no run measured is None; a part that no run measured is absent from ``shares`` or ``cores``.
-    """
+    A figure that no run measured is None; a part that no run measured is absent from ``shares`` or ``cores``."""
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
         return from_amounts([figure for use in uses if (figure := value(use)) is not None])
@@ -224,9 +213,7 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
     """Return the kind of a scenario's claim that gives a figure and its own bounds (keys ``figure``, ``from``, ``to``).
-
-    None if the figure is unknown, or if the bounds or the arms are malformed.
-    """
+    None if the figure is unknown, or if the bounds or the arms are malformed."""
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
         return None
@@ -245,11 +232,9 @@ def judge(
     baseline_config: JsonObject | None = None,
     controls: Sequence[tuple[str, str]] = (),
 ) -> JudgedClaim:
-    """Return the outcome of one claim, from the runs of its arms, paired by block.
-
-    ``baseline``: None for a claim about one arm. ``uses``: of every arm, by arm and block. ``config``: of ``arm``.
-    ``cores``: number that the runs could use. ``controls``: (arm, its A/A control), for both arms where they exist.
-    """
+    """Return the outcome of one claim, from the runs of its arms, paired by block. ``baseline``: None for a claim about
+    one arm. ``uses``: of every arm, by arm and block. ``config``: of ``arm``. ``cores``: number that the runs could
+    use. ``controls``: (arm, its A/A control), for both arms where they exist."""
     kind = claim if isinstance(claim, ClaimKind) else CLAIMS[claim]
     common = None if isinstance(claim, ClaimKind) else claim
     arm_uses = uses.get(arm, {})
@@ -299,9 +284,7 @@ def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, Ru
 
 def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return how far from 1 the intervals of arm / A/A control reach, the widest of ``controls``.
-
-    None if no control has an interval.
-    """
+    None if no control has an interval."""
     ratios = [from_blocks([math.log(candidate / base) for base, candidate in pairs]) for pairs in controls]
     return max((reach for ratio in ratios if ratio is not None and (reach := ratio.distance) is not None), default=None)
 
@@ -342,11 +325,8 @@ def _figure(kind: ClaimKind, use: RunUse) -> float | None:
 
 
 def _outcome(figure: Estimate | None, kind: ClaimKind, floor: float) -> Outcome:
-    """Return the outcome of a claim, from the interval of ``figure``, widened by the noise ``floor``.
-
-    "holds" within the range of ``kind``, "does not hold" outside, "not measurable" across an end or without an
-    interval.
-    """
+    """Return the outcome of a claim, from the interval of ``figure``, widened by the noise ``floor``. "holds" within
+    the range of ``kind``, "does not hold" outside, "not measurable" across an end or without an interval."""
     if figure is None or figure.ci_low is None or figure.ci_high is None:
         return "not measurable"
     low, high = figure.ci_low / (1 + floor), figure.ci_high * (1 + floor)

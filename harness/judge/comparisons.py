@@ -24,15 +24,7 @@ from harness.explain.statistics import Estimate, Likeness, likeness
 from harness.judge import policy
 from harness.judge.doubts import UNDECIDED_KINDS, Doubt, DoubtKind, RemedyKind, RunFailure, barred, unseen_of
 from harness.judge.losses import Losses, compare_losses, repeated_data
-from harness.judge.verdicts import (
-    InTotal,
-    Judged,
-    Verdict,
-    confidence_of_each,
-    in_total,
-    is_useless,
-    judge,
-)
+from harness.judge.verdicts import InTotal, Judged, Verdict, confidence_of_each, in_total, is_useless, judge
 from harness.judge.waits import Waits, gain_from_waits, open_ranks, waits_of
 from harness.study.records import RunRecord
 
@@ -112,17 +104,13 @@ class Measured:
     @property
     def measured_per_step(self) -> float | None:
         """Candidate / baseline of tokens per step, in the tokens (trained, or all) that :attr:`measure` counts.
-
-        None if ``measure`` is steps per second.
-        """
+        None if ``measure`` is steps per second."""
         ratios = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
         return ratios.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
         """True if the intervals of two speed ratios overlap, once widened by a fraction.
-
-        The fraction is the noise floor, or :data:`WITNESSES_WITHIN` if that is larger.
-        """
+        The fraction is the noise floor, or :data:`WITNESSES_WITHIN` if that is larger."""
         floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
             (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (one, other)
@@ -174,10 +162,8 @@ def compare(
     few_blocks: RemedyKind = "more blocks",
 ) -> Measured | Missing:
     """Return all ratios and the verdict of one comparison, from ledgers alone; Missing if there is nothing to compare.
-
-    ``comparisons``: number in the study; all verdicts together have a 5 % chance of any error.
-    ``allowance``: declared noise floor, a fraction, used if no A/A control shows it. ``few_blocks``: remedy to report.
-    """
+    ``comparisons``: number in the study; all verdicts together have a 5 % chance of any error. ``allowance``: declared
+    noise floor, a fraction, used if no A/A control shows it. ``few_blocks``: remedy to report."""
     baseline_runs, candidate_runs = arms.get(baseline, {}), arms.get(candidate, {})
     lacking = [name for name, blocks in ((baseline, baseline_runs), (candidate, candidate_runs)) if not blocks]
     if lacking:
@@ -338,9 +324,7 @@ def run_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
     """Return (cores used by other processes, all cores of the machine); None if either was not recorded.
-
-    ``sides``: runs of each arm. The first value is a median over an arm's blocks, for the arm with the larger one.
-    """
+    ``sides``: runs of each arm. The first value is a median over an arm's blocks, for the arm with the larger one."""
     runs = [[*blocks.values()] for blocks in sides]
     others_by_side = [[run.other_cpu_cores for run in side if run.other_cpu_cores is not None] for side in runs]
     totals = [cores for side in runs for run in side if (cores := _cores_of(run.record))]
@@ -362,18 +346,14 @@ def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind
 
 def used_share(blocks: Blocks) -> float:
     """Return by which share of a step an arm may have been faster than it can sustain, as it used up ready batches.
-
-    Upper end of the 95 % interval; 0 if it is not certain that ready batches were used up, or if the share is small.
-    """
+    Upper end of the 95 % interval; 0 if it is not certain that ready batches were used up, or if the share is small."""
     use = arm_lead(blocks)
     return use.ci_high if use is not None and use.is_worth_saying else 0.0
 
 
 def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
     """Return how similar neighbouring blocks are (their correlation), estimated from log speed ratios by block.
-
-    Ratios: each arm / ``baseline``, and each A/A control / its arm. None if ``baseline`` has no runs.
-    """
+    Ratios: each arm / ``baseline``, and each A/A control / its arm. None if ``baseline`` has no runs."""
     if not arms.get(baseline):
         return None
     plain = [blocks for blocks in arms.values() if blocks and next(iter(blocks.values())).record.control is None]
@@ -385,10 +365,8 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
     """Return how many times as fast the steps of ``arm`` (``blocks``) are with ideal data, from its ideal-data control.
-
     Absent without a control, or if its steps have more or fewer token positions (padding included) than those of
-    ``arm``. ``alike``: from :func:`alike_blocks`.
-    """
+    ``arm``. ``alike``: from :func:`alike_blocks`."""
     control = controls.get("ideal-data", arm)
     ratio = speed(blocks, control, steps_per_s, alike=alike)
     if ratio is None:
@@ -422,9 +400,7 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
     """Return the speed ratio candidate / baseline of both data-only controls; Absent if it is unknown.
-
-    In token positions per second, padding included, or in steps per second if tokens were not counted.
-    """
+    In token positions per second, padding included, or in steps per second if tokens were not counted."""
     base_runs, candidate_runs = controls.get("data-only", baseline), controls.get("data-only", candidate)
     ratio = speed(base_runs, candidate_runs, tokens_per_s) or speed(base_runs, candidate_runs, steps_per_s)
     if ratio is not None:
@@ -436,11 +412,8 @@ def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | A
 def _same_again(
     baseline: str, candidate: str, arms: Mapping[str, Blocks], controls: Controls, rate: Rate
 ) -> tuple[Estimate | Absent, str | None]:
-    """Return (speed ratio A/A control / its arm, that arm's name), or (Absent with the reason, None).
-
-    Arms on the baseline's device are tried in this order: baseline, candidate, others. The first one with an interval
-    counts.
-    """
+    """Return (speed ratio A/A control / its arm, that arm's name), or (Absent with the reason, None). Arms on the
+    baseline's device are tried in this order: baseline, candidate, others. The first one with an interval counts."""
     reason = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
@@ -455,9 +428,7 @@ def _same_again(
 
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
     """Return the noise floor of an arm that is in no comparison: by its A/A control, else ``allowance``.
-
-    ``allowance``: noise floor that the scenario declares, a fraction, or None.
-    """
+    ``allowance``: noise floor that the scenario declares, a fraction, or None."""
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:
             ratio, _ = _same_again(arm, arm, arms, controls, rate)

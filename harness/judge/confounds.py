@@ -103,17 +103,13 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
 }
 # Facts that are fingerprints of user code, by the configuration key that selects it. Code states differ in them.
 OF_USER_CODE = {
-    "corpus_fingerprint": "data.source",
-    "tokenizer_fingerprint": "data.source",
-    "model_fingerprint": "model.factory",
-}
+    "corpus_fingerprint": "data.source", "tokenizer_fingerprint": "data.source", "model_fingerprint": "model.factory",
+}  # fmt: skip
 # Facts that are equal in all blocks of an arm unless its data or code was edited during the study.
 IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
-    "corpus_fingerprint": "mixed data",
-    "tokenizer_fingerprint": "mixed data",
-    "program_fingerprint": "mixed code",
+    "corpus_fingerprint": "mixed data", "tokenizer_fingerprint": "mixed data", "program_fingerprint": "mixed code",
     "model_fingerprint": "mixed code",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -174,10 +170,8 @@ def confounds(
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
     """Return a confound if an arm's use of batches that were ready ahead of time may explain the arms' difference.
-
     ``shares``: by which share of a step this made (baseline, candidate) faster. ``effect``: the difference, a fraction,
-    with any sign.
-    """
+    with any sign."""
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
 
@@ -222,9 +216,7 @@ def _decides_batches(key: str) -> bool:
 
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
     """Return the section around ``key`` that is None in one configuration; None if there is no such section.
-
-    An arm that declares one key of this section thereby also gets the section's other keys.
-    """
+    An arm that declares one key of this section thereby also gets the section's other keys."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next(
         (parent for parent in parents if any(parent in side and side[parent] is None for side in (first, second))), None
@@ -302,9 +294,7 @@ def useful_fraction(blocks: Blocks) -> float | None:
 
 def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
     """Return a confound if tokens per step differ although no setting that decides the batches does.
-
-    Tokens per step may differ, for example, if an arm with more workers begins to measure at a later batch.
-    """
+    Tokens per step may differ, for example, if an arm with more workers begins to measure at a later batch."""
     for base, compared in _pairs(baseline, candidate):
         first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
         differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}

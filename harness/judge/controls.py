@@ -22,7 +22,6 @@ from harness.explain.ledger import (
     Blocks,
     Rate,
     RepetitionTotals,
-    RunLedger,
     mean_over,
     rates_of,
     speed,
@@ -71,9 +70,7 @@ def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
     """Return each arm's data path, compared with the scenario's ``isolated_baseline`` arm; empty without this key.
-
-    ``compared``: function that compares (baseline, arm) as the study compares its arms.
-    """
+    ``compared``: function that compares (baseline, arm) as the study compares its arms."""
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
         return ()
@@ -82,9 +79,7 @@ def data_paths(
 
 def _baseline_of(arm: str, named: str, arms: Sequence[str]) -> str:
     """Return the arm ``named`` with the matrix values of ``arm``: for ``x@point`` it is ``named@point``.
-
-    Returns ``named`` itself if there is no such arm.
-    """
+    Returns ``named`` itself if there is no such arm."""
     _, at, point = arm.partition("@")
     with_point = f"{named}{at}{point}"
     return with_point if with_point in arms else named
@@ -101,7 +96,10 @@ def _path(arm: str, baseline: str, ledgers: Mapping[str, Blocks], controls: Cont
         tokens_per_s=_per_block(data_only, tokens_per_s),
         trained_tokens_per_s=_per_block(data_only, trained_tokens_per_s),
         times=speed(controls.get("data-only", baseline), data_only, tokens_per_s),
-        loop_ms=mean_over(list(data_only.values()), _loop_ms),
+        loop_ms=mean_over(
+            [run for run in data_only.values() if "fetch" in run.phase_ms],
+            lambda run: run.mean_step_ms - run.phase_ms["fetch"],
+        ),
         step_ms=_per_block(training, lambda run: (run.wall_ns / 1e6, float(run.steps))),
         waited_ms=waited_over(list(training.values())),
         mean_step_ms=mean_over(list(training.values()), lambda run: run.mean_step_ms),
@@ -118,11 +116,9 @@ def _per_block(blocks: Blocks, rate: Rate | None) -> Estimate | None:
 
 
 def _sample_ms(alone: Blocks) -> Rate | None:
-    """Return a function from repetition to (ms, rows), for ms per row; None if rows have no fixed length.
-
-    Rows of no fixed length: with a user's own ``data.source``, or without ``data.sequence_length``. ``alone``: runs of
-    the data-only control.
-    """
+    """Return a function from repetition to (ms, rows), for ms per row; None if rows have no fixed length. Rows of no
+    fixed length: with a user's own ``data.source``, or without ``data.sequence_length``. ``alone``: runs of the
+    data-only control."""
     config = next((run.record.config for run in alone.values()), {})
     length = lookup_number(config, "data.sequence_length", 0)
     if not length or lookup(config, "data.source") is not None:
@@ -132,11 +128,6 @@ def _sample_ms(alone: Blocks) -> Rate | None:
         return None if not repetition.tokens else (repetition.wall_ns / 1e6, repetition.tokens / length)
 
     return rate
-
-
-def _loop_ms(run: RunLedger) -> float | None:
-    fetch = run.phase_ms.get("fetch")
-    return None if fetch is None else run.mean_step_ms - fetch
 
 
 SAMPLED = ("host", "nvml")  # probes that run in the sampling process
@@ -318,9 +309,7 @@ def _is_weak(batch: float, ranks: float) -> bool | None:
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
     """Return (tokens, seconds, loss), each an array with one value per step, warm-up steps included.
-
-    None if the run did not finish, or if any value is unknown or any loss is not finite.
-    """
+    None if the run did not finish, or if any value is unknown or any loss is not finite."""
     if run.record.status != "done":
         return None
     table = run.step_columns(["tokens", "wall_ns", "loss"])

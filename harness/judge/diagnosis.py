@@ -32,17 +32,7 @@ from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate, holding
 from harness.explain.unusual_steps import WHOLE_STEP
 from harness.explain.wall import BACKWARD, COMPUTE, IN_LOOP, RESTART, SAMPLER, PartKind, StepPart, Wall
-from harness.judge.policy import (
-    BUSY_CORES_MIN,
-    COLUMNS_SHARE,
-    COMPUTE_SHARE_MIN,
-    DIAGNOSED_SHARE_MIN,
-    ENDED_COST_MIN,
-    EXCHANGE_SHARE_MIN,
-    FINDING_SHARE_MIN,
-    HANDOVER_SHARE_MIN,
-    NOISY_SHARE_MIN,
-)
+from harness.judge import policy
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.study.contract import STAGES
 
@@ -61,9 +51,7 @@ Remedy = Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
 
 class Rule(NamedTuple):
     """Rule for one kind of cause: which parts of a step it includes, and how to remedy them.
-
-    ``remedy``: function that takes the largest part, the arm and its advice, and returns the remedy.
-    """
+    ``remedy``: function that takes the largest part, the arm and its advice, and returns the remedy."""
 
     kind: DiagnosisKind
     includes: Callable[[StepPart], bool]
@@ -79,9 +67,7 @@ def saves(part: StepPart) -> bool:
 
 def evaluates(part: StepPart) -> bool:
     """True for an evaluation. True, too, for a line of code that calls torch modules, with most time in few long steps.
-
-    Calls that belong to the training's forward pass are no such parts.
-    """
+    Calls that belong to the training's forward pass are no such parts."""
     return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
 
 
@@ -96,9 +82,7 @@ def computes(part: StepPart) -> bool:
 
 def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
     """Return the remedy for waits for data. ``part``: the part of these waits that takes longest.
-
-    ``advice``: predicted effects of settings; None if unknown.
-    """
+    ``advice``: predicted effects of settings; None if unknown."""
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
         return "fewer restarts" if persistent else "persistent workers"
@@ -146,17 +130,14 @@ def remedy_figures(remedy: DiagnosisRemedy, arm: ArmReport) -> Mapping[str, floa
 
 
 def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
-    if busy_cores(arm.causes) - arm.workers >= BUSY_CORES_MIN:
+    if busy_cores(arm.causes) - arm.workers >= policy.BUSY_CORES_MIN:
         return "fewer processes"
     return "fewer threads" if arm.spare_threads else "free cores"
 
 
 def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) -> Remedy:
-    """Return a function that chooses a remedy for an arm.
-
-    The function returns ``remedy`` if the program's setting ``name`` is among the arm's causes of slow steps, else
-    ``otherwise``.
-    """
+    """Return a function that chooses a remedy for an arm. The function returns ``remedy`` if the program's setting
+    ``name`` is among the arm's causes of slow steps, else ``otherwise``."""
 
     def chosen(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
         return remedy if any(cause.kind == SETTING and cause.place == name for cause in arm.causes) else otherwise
@@ -217,7 +198,7 @@ RULES = (
 def padding_remedy(cause: SlowCause) -> DiagnosisRemedy:
     """Return "pad less" if columns that contain only padding make up most of the padding, else "batch alike"."""
     figures = cause.figures
-    return "pad less" if figures["column_share"] >= COLUMNS_SHARE * figures["share"] else "batch alike"
+    return "pad less" if figures["column_share"] >= policy.COLUMNS_SHARE * figures["share"] else "batch alike"
 
 
 class Noted(NamedTuple):
@@ -271,9 +252,9 @@ def diagnose(
         key=lambda finding: -finding.ms.median,
     )
     named = [finding for finding in findings if finding.kind != "unknown"]
-    if named and named[0].share >= DIAGNOSED_SHARE_MIN:
+    if named and named[0].share >= policy.DIAGNOSED_SHARE_MIN:
         first = named[0]
-    elif sum(wall.share(part) for part in _model(wall)) >= COMPUTE_SHARE_MIN:
+    elif sum(wall.share(part) for part in _model(wall)) >= policy.COMPUTE_SHARE_MIN:
         first = _compute_bound(wall, arm)
     else:
         first = next((finding for finding in findings if finding.kind == "unknown"), _no_part(wall, arm))
@@ -319,21 +300,17 @@ def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
 
 
 def _above_noise(one: Diagnosis, arm: ArmReport) -> bool:
-    """True if the cost counts as more than noise: its interval is above 0 or unknown, or its share is large.
-
-    Large: :data:`NOISY_SHARE_MIN` or more, because costs in few blocks have wide intervals. Also True for a line that
-    the samples of all blocks together show: a single block has few samples.
-    """
+    """True if the cost counts as more than noise: its interval is above 0 or unknown, or its share is large. Large:
+    :data:`NOISY_SHARE_MIN` or more, because costs in few blocks have wide intervals. Also True for a line that the
+    samples of all blocks together show: a single block has few samples."""
     lines = (cause for cause in arm.causes if cause.place == one.part.name and is_own_code(cause))
-    is_sampled = any(line.looks and line.least_share >= FINDING_SHARE_MIN for line in lines)
-    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN or is_sampled
+    is_sampled = any(line.looks and line.least_share >= policy.FINDING_SHARE_MIN for line in lines)
+    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= policy.NOISY_SHARE_MIN or is_sampled
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
     """Return the parts of a step that belong to ``rule``, and their sum in ms per step; None if no part does.
-
-    ``but``: places of lines of code to leave out, because another diagnosis covers them.
-    """
+    ``but``: places of lines of code to leave out, because another diagnosis covers them."""
     parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
         return None
@@ -347,9 +324,7 @@ def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> 
 
 def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> list[_KindCost]:
     """Return ``costs`` with the waits for other ranks that any rank's data work causes moved to the cost of data.
-
-    ``group``: estimated gain of the program if no rank had data work.
-    """
+    ``group``: estimated gain of the program if no rank had data work."""
     by_kind = {cost.rule.kind: cost for cost in costs}
     data, waits = by_kind.get("input-bound"), by_kind.get("synchronization-bound")
     if data is None:
@@ -367,23 +342,19 @@ def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> l
 
 def _with_exchange(finding: Diagnosis, exchange_ms: float) -> Diagnosis:
     """Return ``finding``; if it is a wait for other ranks, and mostly their exchange, with remedy "less exchange".
-
-    ``exchange_ms``: ms per step for which all ranks are blocked outside of their fetches.
-    """
-    is_exchange = 0 < exchange_ms >= EXCHANGE_SHARE_MIN * finding.ms.median
+    ``exchange_ms``: ms per step for which all ranks are blocked outside of their fetches."""
+    is_exchange = 0 < exchange_ms >= policy.EXCHANGE_SHARE_MIN * finding.ms.median
     return replace(finding, remedy="less exchange") if finding.remedy == "other ranks" and is_exchange else finding
 
 
 def _least_share(one: Diagnosis) -> float:
     """Return the smallest share of a step (0 to 1) from which on ``one`` is reported.
-
-    This share is larger for time of unknown cause, and for waits that are mostly the hand-over of batches.
-    """
+    This share is larger for time of unknown cause, and for waits that are mostly the hand-over of batches."""
     if one.kind == "unknown":
-        return DIAGNOSED_SHARE_MIN
+        return policy.DIAGNOSED_SHARE_MIN
     is_handover = one.part.kind == "data" and one.part.name == HANDOVER
     others = one.share * (1 - one.share_of_part)  # share of other data work
-    return HANDOVER_SHARE_MIN if is_handover and others < FINDING_SHARE_MIN else FINDING_SHARE_MIN
+    return policy.HANDOVER_SHARE_MIN if is_handover and others < policy.FINDING_SHARE_MIN else policy.FINDING_SHARE_MIN
 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
@@ -416,7 +387,7 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         most_ms = share * max(0.0, wall.step_ms.median - pace_ms)
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
-            remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
+            remedy = "loading first" if most_ms < policy.FINDING_SHARE_MIN * whole_ms else remedy
     several = arm.unseen is not None and arm.unseen.ranks > 1
     if several and rule.kind not in ("cores too few", "synchronization-bound") and not cost.of_all_ranks:
         # An upper bound: waits for other ranks may have the same kind of cause.
@@ -429,7 +400,7 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         saving, at_most = Estimate(least, least, None, saving.n), False
     at_most = at_most and not cost.of_all_ranks
     ended = arm.ended.get(_phase_of(largest))
-    if ended is not None and ended.ms < ENDED_COST_MIN * cost.ms.median:  # Most of the cost continues.
+    if ended is not None and ended.ms < policy.ENDED_COST_MIN * cost.ms.median:  # Most of the cost continues.
         ended = None
     return Diagnosis(
         kind=rule.kind,
@@ -455,9 +426,7 @@ def _holder(arm: ArmReport) -> SlowCause | None:
 
 def _phase_of(part: StepPart) -> str:
     """Return the phase that takes longer in the steps in which ``part`` occurs; "" if there is no such phase.
-
-    :data:`WHOLE_STEP` for parts that may occur in any phase.
-    """
+    :data:`WHOLE_STEP` for parts that may occur in any phase."""
     match part.kind:
         case "data":
             return "other" if part.name == IN_LOOP else "fetch"
@@ -498,7 +467,7 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     lines = [cause for cause in arm.causes if cause.kind == CODE and cause.phase in COMPUTE]
     line = max(lines, key=lambda cause: cause.spent_ms, default=None)
     part = parts[0]
-    if line is not None and line.least_share >= COMPUTE_SHARE_MIN:
+    if line is not None and line.least_share >= policy.COMPUTE_SHARE_MIN:
         line_ms = Estimate(line.step_ms, None, None, ms.n)
         part = StepPart(line.place, line_ms, line.spent_share, "code", line.code, line.function, line.called, line.late)
     return Diagnosis(

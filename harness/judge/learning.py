@@ -25,11 +25,8 @@ Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 @dataclass(frozen=True)
 class ChoicePass:
-    """One pass over multiple-choice questions after ``step``: share of right answers (0 to 1) by four rules.
-
-    The answer is the likeliest ending: by its log-likelihood in all (``acc``), or per character, byte or token (the
-    others).
-    """
+    """One pass over multiple-choice questions after ``step``: share of right answers (0 to 1) by four rules. The answer
+    is the likeliest ending: by its log-likelihood in all (``acc``), or per character, byte or token (the others)."""
 
     step: int
     questions: int | None
@@ -194,9 +191,7 @@ def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
     """Return the curves of the evaluated arms, and their comparisons; None if no arm was evaluated.
-
-    ``one_training``: True if the blocks of an arm are parts of one training, which then has one curve.
-    """
+    ``one_training``: True if the blocks of an arm are parts of one training, which then has one curve."""
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
         ArmCurves(name, (_joined([*map(_curves, runs[name])]),) if one_training else tuple(map(_curves, group)))

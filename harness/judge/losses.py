@@ -44,11 +44,9 @@ class Losses:
 
     @property
     def _explained(self) -> bool:
-        """True if unequal numbers of tokens per step explain the difference of the losses, or if a loss is unknown.
-
-        The arm with more tokens per step should have the lower loss: see :func:`explained_by`. If its loss is higher,
-        the relative difference must be within :data:`OTHER_DOCUMENTS_WITHIN`.
-        """
+        """True if unequal numbers of tokens per step explain the difference of the losses, or if a loss is unknown. The
+        arm with more tokens per step should have the lower loss: see :func:`explained_by`. If its loss is higher, the
+        relative difference must be within :data:`OTHER_DOCUMENTS_WITHIN`."""
         if self.baseline is None or self.candidate is None:
             return True
         difference = self.candidate - self.baseline
@@ -99,9 +97,7 @@ def compare_losses(
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
     """Return (baseline, candidate): share of rows that were trained before, among the first rows of each run.
-
-    The number of rows is the same for all runs. None if the shares agree or were not recorded.
-    """
+    The number of rows is the same for all runs. None if the shares agree or were not recorded."""
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
     if last < 0 or (rows := 2**last) < policy.ROWS_COMPARED_MIN:
@@ -120,9 +116,7 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
     """Return (baseline, other) for each common block: mean losses over the last steps that both runs trained.
-
-    Only common steps count, because arms may have different numbers of warm-up steps.
-    """
+    Only common steps count, because arms may have different numbers of warm-up steps."""
     pairs = (
         at_common_steps(baseline[block].losses, other[block].losses)
         for block in sorted(set(baseline) & set(other))
@@ -164,10 +158,8 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
     """Return the ``pairs`` (baseline, candidate), one per block, whose losses clearly differ; each is judged by itself.
-
     The difference must exceed the share :data:`LOSSES_CLEARLY_APART`, and :data:`LOSSES_BEYOND_CONTROL` x the largest
-    one between baseline and A/A ``control``. Empty without a control.
-    """
+    one between baseline and A/A ``control``. Empty without a control."""
     far = [
         (base, candidate)
         for base, candidate in pairs
@@ -190,11 +182,9 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Learned:
-    """Training result of one arm. None: not measured, or target not reached.
-
-    ``steps``, ``tokens``: trained until the loss reached ``target``, medians over ``runs``. A run that did not reach it
-    counts as later than any other: a median exists if most reached it, an interval if all did.
-    """
+    """Training result of one arm. None: not measured, or target not reached. ``steps``, ``tokens``: trained until the
+    loss reached ``target``, medians over ``runs``. A run that did not reach it counts as later than any other: a median
+    exists if most reached it, an interval if all did."""
 
     arm: str
     target: float
@@ -247,9 +237,7 @@ def learned(
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
     """Return the median number of steps that runs took to the target loss. ``first``: of each run; None: not reached.
-
-    None if half of the runs or more never reached it. The interval is given only if all runs did.
-    """
+    None if half of the runs or more never reached it. The interval is given only if all runs did."""
     if all(count is not None for count in first):
         return from_amounts([float(count) for count in first if count is not None])
     middle = median(math.inf if count is None else count for count in first)

@@ -108,11 +108,8 @@ def serial_speedup(replays: Replays, found: Prediction) -> float | None:
 
 
 def with_any_handover(replays: Replays, found: Prediction) -> Prediction:
-    """Return ``found``; if it predicts loader workers for runs that had none, with wider intervals.
-
-    The cost of handing over a worker's batch is then unknown. The intervals cover 0 to :data:`HANDOVER_TIMES_MAX` x the
-    usual cost.
-    """
+    """Return ``found``; if it predicts loader workers for runs that had none, with wider intervals. The cost of handing
+    over a worker's batch is then unknown. The intervals cover 0 to :data:`HANDOVER_TIMES_MAX` x the usual cost."""
     if replays.workers or not found.edits.workers or "transfer" in found.edits.stages:
         return found
     costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
@@ -138,9 +135,7 @@ def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 def is_serial(serial: float | None, least: float) -> bool:
     """True if the speed-up ``serial`` (from :func:`serial_speedup`) hardly gains anything; False if it is None.
-
-    Hardly: at most the fraction ``least``, or :data:`REPLAY_ERROR_MAX` if that is larger.
-    """
+    Hardly: at most the fraction ``least``, or :data:`REPLAY_ERROR_MAX` if that is larger."""
     return serial is not None and serial - 1 <= max(least, REPLAY_ERROR_MAX)
 
 
@@ -151,10 +146,8 @@ def clears(speedup: Estimate, least: float) -> bool:
 
 def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | None, least: float) -> bool:
     """Return True if an arm's measurement contradicts the prediction: neither interval includes the other's median.
-
     ``serial`` (:func:`serial_speedup`) extends the predicted range. False without both intervals. ``least``: fraction
-    by which measurements of the same program may differ.
-    """
+    by which measurements of the same program may differ."""
     if measured is None or None in (measured.ci_low, measured.ci_high, predicted.ci_low, predicted.ci_high):
         return False
     if (measured.ci_low or 0) <= predicted.median <= (measured.ci_high or math.inf):
@@ -215,11 +208,8 @@ def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate 
 
 
 def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
-    """Return all doubts about the prediction ``found`` for ``arm``, most important first.
-
-    ``among``: all runs of the study, for noise floors and for arms that already have the change. ``replays``: of
-    ``arm``.
-    """
+    """Return all doubts about the prediction ``found`` for ``arm``, most important first. ``among``: all runs of the
+    study, for noise floors and for arms that already have the change. ``replays``: of ``arm``."""
     doubts = [*prediction_doubts(found, arm, few_blocks_remedy(among.study)), *loader_doubts(among.runs[arm], replays)]
     gain_min = max(among.floor(arm) or 0.0, found.validation.typical, ADVISED_GAIN_MIN)
     edit_names, serial = ", ".join(found.edits.texts), serial_speedup(replays, found)
@@ -362,11 +352,9 @@ def explain(
     arms: Mapping[str, Blocks],
     controls: Controls,
 ) -> Explained:
-    """Return what explains the comparison ``names`` (baseline, candidate), see :class:`Explained`.
-
-    The explanation has hidden data work, slowdown injections, and a replay of the baseline with the candidate's loader.
-    Hidden: no step waited for this work. Slowdown injection: the same work done several times.
-    """
+    """Return what explains the comparison ``names`` (baseline, candidate), see :class:`Explained`. The explanation has
+    hidden data work, slowdown injections, and a replay of the baseline with the candidate's loader. Hidden: no step
+    waited for this work. Slowdown injection: the same work done several times."""
     baseline, candidate = names
     ledgers = [*arms[baseline].values(), *arms[candidate].values()]
     devices = [str(run.record.facts.device) for run in ledgers if run.record.facts.emulated]
@@ -393,9 +381,7 @@ def _data_replaced(
     names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
 ) -> PredictedRatio | Absent:
     """Return the speed ratio candidate / baseline that a replay predicts, in the unit of ``measured``, or Absent.
-
-    The replay takes the baseline's steps, and the loader's times from the candidate's data-only control.
-    """
+    The replay takes the baseline's steps, and the loader's times from the candidate's data-only control."""
     baseline, candidate = names
     if (reason := _not_replayable(names, runs)) is not None:
         return reason
@@ -431,11 +417,8 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
 def _in_measure(
     names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
 ) -> Estimate | None:
-    """Return the predicted speed ratio in the unit of ``measured``, such as tokens per second.
-
-    Median over blocks of the speed-up of steps x the ratio of tokens per step (candidate / baseline). None without a
-    common block.
-    """
+    """Return the predicted speed ratio in the unit of ``measured``, such as tokens per second. Median over blocks of
+    the speed-up of steps x the ratio of tokens per step (candidate / baseline). None without a common block."""
     name: Literal["trained_tokens", "tokens"] | None = None
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"

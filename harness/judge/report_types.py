@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.explain.bounds import Bound, BoundShares, agreed
+from harness.explain.bounds import BoundShares
 from harness.explain.causes import SlowCause
 from harness.explain.exposure import Dose, SyncCall
 from harness.explain.lead_use import LeadUse, Loading
@@ -24,7 +24,7 @@ from harness.judge.controls import DataPath, ProbeCost, Scaling
 from harness.judge.doubts import Bar, Doubt, ProbeProblem, StudyProblem, Unseen
 from harness.judge.learning import Learning
 from harness.judge.losses import Learned
-from harness.judge.waits import UnevenSpeed, UnevenWaits
+from harness.judge.waits import StepMeans, UnevenSpeed
 from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 
@@ -33,7 +33,7 @@ AdviceCost = Literal["processes", "no processes", "memory", "pretokenized copy",
 
 
 @dataclass(frozen=True)
-class ArmTotals:
+class ArmTotals(StepMeans):
     """Totals of an arm's ledgers: medians over blocks with intervals, and means per step. None, empty: not measured."""
 
     steps: int = 0  # measured steps over all blocks
@@ -48,15 +48,9 @@ class ArmTotals:
     tokens_per_step: float | None = None
     ledger: Mapping[str, float] = field(default_factory=dict)  # share of the step's wall time by phase
     phase_ms: Mapping[str, float] = field(default_factory=dict)
-    exposed_ms: Mapping[str, float] = field(default_factory=dict)
-    hidden_ms: Mapping[str, float] = field(default_factory=dict)
     work_ms: Mapping[str, float] = field(default_factory=dict)  # all time of the stages, in any process
     during_wait_ms: Mapping[str, float] = field(default_factory=dict)  # while the step waited for this batch
-    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # while the step waited for another batch
-    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
     unsplit: str | None = None  # why exposed and hidden are empty, if they need a replay
-    contended_ms: float | None = None
-    waited_range_ms: tuple[float, float] | None = None  # bounds of the wait for data; see the ledger
     device_busy_ms: float | None = None  # unset also if running phase launches leave it open
     busy_from: Literal["ledger", "profiled window"] = "ledger"
     busy_at_least_ms: float | None = None  # bound by SM activity, if that is more than the events show
@@ -64,10 +58,6 @@ class ArmTotals:
     device_open_ms: float | None = None  # other phases, where the device worked or waited while the host launched
     launch_bound: Mapping[str, float] = field(default_factory=dict)  # share of steps, by piece of the device's work
     device_starved_ms: float | None = None
-    slack_ms: float | None = None
-    starved_ms: Mapping[str, float] = field(default_factory=dict)
-    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by bound
-    uneven: UnevenWaits | None = None  # set if blocks wait for different shares of a step
     bound_shares: BoundShares | None = None
     loss: float | None = None  # unset if not measured, or not finite in any run
     diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
@@ -81,11 +71,6 @@ class ArmTotals:
     def device_unknown_ms(self) -> float:
         """Milliseconds per step in which the device either worked or waited for launches; events do not show which."""
         return (self.device_launch_bound_ms or 0.0) + (self.device_open_ms or 0.0)
-
-    @property
-    def bound(self) -> Bound | None:
-        """What limits the steps (such as "data" or "device") in all blocks; None if blocks differ or it is unknown."""
-        return agreed(self.bounds)
 
 
 @dataclass(frozen=True)
@@ -113,9 +98,7 @@ class ModelSpeed:
 @dataclass(frozen=True)
 class ArmExplained:
     """Calls that block, slowdown injections and replays of an arm.
-
-    Fields by replay are None if no replay is possible, fields by a control if the arm has no such control.
-    """
+    Fields by replay are None if no replay is possible, fields by a control if the arm has no such control."""
 
     syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: step time of the unedited replay / measured - 1
@@ -215,9 +198,7 @@ class ArmReport:
     @property
     def waiting(self) -> float:
         """Share of the step (0 to 1) that the main thread waited for a core.
-
-        The larger of two values: the sum of such :attr:`parts`, and the recorded mean over runs.
-        """
+        The larger of two values: the sum of such :attr:`parts`, and the recorded mean over runs."""
         waits = sum(part.share for part in self.parts if part.kind == "core")
         return waits if self.unseen is None else max(waits, self.unseen.waiting)
 

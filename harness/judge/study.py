@@ -70,7 +70,7 @@ from harness.judge.report_types import (
     StudyReport,
 )
 from harness.judge.verdicts import drift
-from harness.judge.waits import bounds_of, split_runs, stage_means, uneven_waits, waited_range
+from harness.judge.waits import stage_means, step_means
 from harness.scenario.claims import CLAIMS, ClaimKind, ClaimName
 from harness.study.contract import PHASES, PROFILED
 from harness.study.records import ArmRecord, RunFacts, RunRecord, StudyRecord
@@ -99,17 +99,11 @@ class _Arms:
         return alike_blocks(name, {arm.name: self.of(arm.name) for arm in self.declared}, self.controls)
 
 
-def _nothing(_run: RunData) -> None:
-    pass
-
-
 def analyse(
-    study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = _nothing
+    study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = lambda _: None
 ) -> StudyReport:
     """Return the report on ``runs``, which may be only a part of the study's runs.
-
-    ``while_whole``: function that is called with each run before its tables are dropped from memory.
-    """
+    ``while_whole``: function that is called with each run before its tables are dropped from memory."""
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
     uses = _uses(study, arms)  # also of A/A controls, because they limit the certainty of a claim
@@ -121,7 +115,8 @@ def analyse(
     together = None if study.comparisons else group_gain(arms.ranks)
     group = None if together is None else known_gain(together, reports)
     exchange_ms = 0.0 if together is None else together.exchange_ms
-    reports = tuple(_diagnosed(arm, advice, group, exchange_ms) for arm in reports)
+    own = {entry.arm: entry for entry in reversed(advice)}
+    reports = tuple(replace(arm, diagnoses=diagnose(arm, own.get(arm.name), group, exchange_ms)) for arm in reports)
     saving = {arm.name for arm in reports if any(diagnosis.kind == "checkpoint-bound" for diagnosis in arm.diagnoses)}
     return StudyReport(
         study=study,
@@ -185,9 +180,7 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
     """Return which claim an entry of the scenario makes: the name of a predefined one, or the kind by its own bounds.
-
-    None if its bounds are malformed, or if only a later version knows it.
-    """
+    None if its bounds are malformed, or if only a later version knows it."""
     if "figure" in one:
         return own_kind(one)
     name = one.get("claim")
@@ -238,9 +231,7 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
 
 def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
     """Return True if the division of an arm's waits among stages is valid.
-
-    The division is valid if no block was divided by replay, or if the unedited replay matches the runs.
-    """
+    The division is valid if no block was divided by replay, or if the unedited replay matches the runs."""
     if not any(ledger.split_by_replay for ledger in blocks.values()):
         return True
     try:
@@ -266,9 +257,7 @@ def _advice(
 
 def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
     """Return the smallest change (a fraction) that any comparison with ``baseline`` could have detected.
-
-    None unless every comparison with it found no difference.
-    """
+    None unless every comparison with it found no difference."""
     ratios = [comparison.measured for comparison in compared if comparison.baseline == baseline]
     if not ratios or any(measured.verdict != "none" for measured in ratios):
         return None
@@ -277,9 +266,7 @@ def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
     """Return the comparison of the arms ``names`` (baseline, candidate); Missing, with the reason, if there is none.
-
-    All parts of the report use it, so that their verdicts follow the same rules.
-    """
+    All parts of the report use it, so that their verdicts follow the same rules."""
     return compare(
         *names,
         {arm.name: arms.of(arm.name) for arm in arms.declared},
@@ -398,11 +385,6 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     )
 
 
-def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice], group: GroupGain | None, exchange_ms: float) -> ArmReport:
-    own = next((entry for entry in advice if entry.arm == arm.name), None)
-    return replace(arm, diagnoses=diagnose(arm, own, group, exchange_ms))
-
-
 def known_gain(group: GroupGain, arms: Iterable[ArmReport]) -> GroupGain | None:
     """Return ``group``; None if a doubt other than "ranks" bars a prediction for one of the ranks ``arms``."""
     doubts = [entry for arm in arms if arm.unseen is not None for entry in arm.unseen.doubts() if entry.kind != "ranks"]
@@ -444,24 +426,15 @@ def _totals(blocks: Blocks) -> ArmTotals:
         tokens_per_step=sum(tokens) / len(steps) if len(tokens) == len(runs) else None,
         ledger={phase: phase_ms[phase] / wall for phase in PHASES if phase in phase_ms},
         phase_ms=phase_ms,
-        exposed_ms=stage_means(runs, "exposed_ms"),
-        hidden_ms=stage_means(runs, "hidden_ms"),
+        **vars(step_means(runs)),
         work_ms=stage_means(runs, "work_ms"),
         during_wait_ms=stage_means(runs, "during_wait_ms"),
-        parallel_ms=stage_means(runs, "parallel_ms"),
-        between_steps_ms=stage_means(runs, "between_steps_ms"),
         unsplit=next((run.unsplit for run in runs if run.unsplit and not run.exposed_ms), None),
-        contended_ms=part_over(runs, lambda run: run.contended_ms),
-        waited_range_ms=waited_range(runs),
         device_busy_ms=None if open_busy else part_over(runs, lambda run: run.device_busy_ms),
         device_launch_bound_ms=part_over(runs, lambda run: run.device_launch_bound_ms),
         device_open_ms=part_over(runs, lambda run: run.device_open_ms),
         launch_bound=_launch_bound(runs),
         device_starved_ms=part_over(runs, lambda run: run.device_starved_ms),
-        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
-        starved_ms=stage_means(runs, "starved_ms"),
-        bounds=bounds_of(runs),
-        uneven=uneven_waits(split_runs(runs)),
         bound_shares=mean_shares([run.bound_shares for run in runs if run.bound_shares is not None]),
         loss=loss_of(runs),
         diverged=sum(run.diverged for run in runs),
@@ -470,9 +443,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
 
 def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
     """Return {kind of device work: share of all measured steps in which it was launch-bound}.
-
-    Launch-bound: the device ends when the host ends launching, so the device may have waited for launches.
-    """
+    Launch-bound: the device ends when the host ends launching, so the device may have waited for launches."""
     names = dict.fromkeys(name for run in runs for name in run.launch_bound)
     steps = sum(len(run.step_ms) for run in runs)
     return {name: sum(run.launch_bound.get(name, 0.0) * len(run.step_ms) for run in runs) / steps for name in names}
@@ -541,9 +512,7 @@ def arm_doubts(
 
 def _enough_steps(base: Blocks, other: Blocks) -> int:
     """Return how many steps per block would show the lasting cost if costs change: :data:`HORIZON_EPOCHS` epochs.
-
-    At least :data:`HORIZON_TIMES` x the measured steps, also if the length of an epoch is unknown.
-    """
+    At least :data:`HORIZON_TIMES` x the measured steps, also if the length of an epoch is unknown."""
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
     epochs = [epoch for blocks in (base, other) if (epoch := epoch_steps(blocks)) is not None]
     return math.ceil(max(HORIZON_EPOCHS * max(epochs, default=0.0), HORIZON_TIMES * measured))
@@ -551,9 +520,7 @@ def _enough_steps(base: Blocks, other: Blocks) -> int:
 
 def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
     """Return all doubts about a comparison, most important first: those of its verdict, and others.
-
-    The others: one for each undeclared difference of the arms, ceilings that disagree, and drift.
-    """
+    The others: one for each undeclared difference of the arms, ceilings that disagree, and drift."""
     m = c.measured
     entries = [*m.doubts]
     for confound in c.confounds:

@@ -167,11 +167,9 @@ def _of_noise(
     step_time: Estimate | None,
     cores: tuple[float, float] | None,
 ) -> Iterator[Doubt]:
-    """Yield a doubt if no difference was found, and noise could hide a very large one.
-
-    Very large: the noise floor exceeds :data:`USELESS_FLOOR`, or ``shown`` (the ratio with the displayed interval) is
-    useless for another reason than varying work per step. ``cores``: (used by other processes, all).
-    """
+    """Yield a doubt if no difference was found, and noise could hide a very large one. Very large: the noise floor
+    exceeds :data:`USELESS_FLOOR`, or ``shown`` (the ratio with the displayed interval) is useless for another reason
+    than varying work per step. ``cores``: (used by other processes, all)."""
     noisy = is_useless(shown) and not holds_other_work(step_time, shown)
     if direction == "none" and (noisy or noise_floor > policy.USELESS_FLOOR):
         yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)
@@ -229,11 +227,9 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 
 
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
-    """True if the interval of ``ratio`` is wide, but that of ``step_time`` narrow: only the work per step varies.
-
-    Both estimates are speed ratios: ``step_time`` in steps per second, ``ratio`` in the comparison's unit, such as
-    tokens per second.
-    """
+    """True if the interval of ``ratio`` is wide, but that of ``step_time`` narrow: only the work per step varies. Both
+    estimates are speed ratios: ``step_time`` in steps per second, ``ratio`` in the comparison's unit, such as tokens
+    per second."""
     steps, ratio_spread = (_spread(estimate) for estimate in (step_time, ratio))
     return (
         steps is not None
@@ -252,9 +248,7 @@ def _spread(one: Estimate | None) -> float | None:
 
 def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
     """Return the estimated total of blocks that would find a difference, or exclude one of :data:`COARSE_RESOLUTION`.
-
-    None if over BLOCKS_ASKED_MAX or not known yet. Interval and floor shrink as Student's quantile / sqrt(blocks).
-    """
+    None if over BLOCKS_ASKED_MAX or not known yet. Interval and floor shrink as Student's quantile / sqrt(blocks)."""
     if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
         return None
     centre, level = math.log(ratio.median), (1 + CONFIDENCE) / 2
@@ -283,11 +277,9 @@ class InTotal:
 
 
 def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float) -> InTotal | None:
-    """Return the comparison by total time over all common blocks; None if it is close to that by medians.
-
-    ``steps``, ``measured``: median speed ratios over blocks, in steps per second and in the comparison's unit. Close:
-    within the fraction :data:`TOTAL_APART_MIN`.
-    """
+    """Return the comparison by total time over all common blocks; None if it is close to that by medians. ``steps``,
+    ``measured``: median speed ratios over blocks, in steps per second and in the comparison's unit. Close: within the
+    fraction :data:`TOTAL_APART_MIN`."""
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # Use one bound for both, so that equal steps are not long in one arm and typical in the other.
@@ -312,7 +304,9 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
         "candidate" if log_gap < 0 else "baseline",
         long,
         sum(_count(run.left_out.step_ms, long_ms) for run in runs) if long is not None else 0,
-        _with_long(runs, long_ms) if long is not None else _slower(base, other, steps, log_gap),
+        _slower(base, other, steps, log_gap)
+        if long is None
+        else sum(_count(run.step_ms, long_ms) + _count(run.left_out.step_ms, long_ms) > 0 for run in runs),
         len(runs),
     )
 
@@ -325,20 +319,14 @@ def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
     return steps if steps is not None and steps.steps <= LONG_STEPS_SHARE_MAX * steps.of else None
 
 
-def _with_long(runs: Sequence[RunLedger], long_ms: float) -> int:
-    return sum(_count(run.step_ms, long_ms) + _count(run.left_out.step_ms, long_ms) > 0 for run in runs)
-
-
 def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
     return int((step_ms > long_ms).sum())
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
     """Return the number of blocks whose ratio is beyond ``steps`` by more than half of ``apart``, in log ratios.
-
     ``steps``: median speed ratio over blocks. ``apart``: log (ratio by total time / ``steps``), whose sign is the
-    direction that counts.
-    """
+    direction that counts."""
     logs = [
         math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)
         for base_run, other_run in zip(base, other, strict=True)
@@ -349,9 +337,7 @@ def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float,
 @dataclass(frozen=True)
 class _Times:
     """Number of steps and their times for each run of one arm.
-
-    Warm-up steps between measured ones are included, with the run's median time unless they are longer than a bound.
-    """
+    Warm-up steps between measured ones are included, with the run's median time unless they are longer than a bound."""
 
     steps: NDArray[np.float64]
     total_ms: NDArray[np.float64]
@@ -375,11 +361,9 @@ class _Times:
 
 
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:
-    """Return how the candidate's step time changes within runs, last repetition / first, relative to the baseline's.
-
-    A rare long step counts as a typical one. None with too few blocks or repetitions, if the interval (for all
-    ``comparisons`` together) includes 1, or if the median is within the noise floor or :data:`DRIFT_MIN`.
-    """
+    """Return how the candidate's step time changes within runs, last repetition / first, relative to the baseline's. A
+    rare long step counts as a typical one. None with too few blocks or repetitions, if the interval (for all
+    ``comparisons`` together) includes 1, or if the median is within the noise floor or :data:`DRIFT_MIN`."""
     logs = [
         candidates - baselines
         for block in sorted(set(base) & set(other))
@@ -394,10 +378,8 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
     """Return log(last / first) of the step time of ``run``, over repetitions that both runs have; positive: slower.
-
     With one common repetition, the log of the second half / first half of the steps of ``run``. None without a common
-    repetition, or if both halves are too short.
-    """
+    repetition, or if both halves are too short."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

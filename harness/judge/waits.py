@@ -85,9 +85,7 @@ def _two_kinds(shares: Sequence[float], middle: float) -> bool:
 
 def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
     """Return the median of ``speeds`` (speed ratios by block) over blocks that wait longer, and over the others.
-
-    None if ``uneven`` is None (all blocks wait alike), or if ``speeds`` has only one of both kinds.
-    """
+    None if ``uneven`` is None (all blocks wait alike), or if ``speeds`` has only one of both kinds."""
     if uneven is None:
         return None
     longer = [value for block, value in speeds.items() if block in uneven.blocks]
@@ -95,33 +93,20 @@ def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> Une
     return UnevenSpeed(median(longer), median(shorter)) if longer and shorter else None
 
 
-@dataclass(frozen=True)
-class Waits:
-    """Waits of one arm for data, mean ms per step; :func:`waits_of` makes it. None, missing stages: not measured."""
+@dataclass(frozen=True, kw_only=True)
+class StepMeans:
+    """Means of an arm's runs in ms per step, by stage or cause; :func:`step_means`. None, empty: not measured."""
 
-    step_ms: float
-    waited_ms: float | None
-    exposed_ms: Mapping[str, float]
-    hidden_ms: Mapping[str, float]
-    contended_ms: float | None
-    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all work, in any process
+    exposed_ms: Mapping[str, float] = field(default_factory=dict)
+    hidden_ms: Mapping[str, float] = field(default_factory=dict)
     parallel_ms: Mapping[str, float] = field(default_factory=dict)  # while the step waited for another batch
     between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # between training steps
-    slack_ms: float | None = None  # only set with an asynchronous device, as the next three
+    contended_ms: float | None = None
+    waited_range_ms: tuple[float, float] | None = None  # bounds of the wait for data; None: it is known exactly
+    slack_ms: float | None = None  # only set with an asynchronous device, as ``starved_ms``
     starved_ms: Mapping[str, float] = field(default_factory=dict)
-    open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
     bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by bound
     uneven: UnevenWaits | None = None  # set if blocks wait for different shares of a step
-    busy_loader: bool = False  # True if the loader workers of every run were almost always busy
-    room_unknown: bool = False  # True if some run does not show how much longer fetches could have lasted
-    # Bounds of ``waited_ms`` if it is unknown when the device worked; None if it is known.
-    waited_range_ms: tuple[float, float] | None = None
-    ranks: int = 1  # number of ranks; if several, every figure here is of rank 0
-
-    @property
-    def work_ms(self) -> float:
-        """All data work of the host in ms per step, waited for or not."""
-        return sum(self.stage_work_ms.values())
 
     @property
     def bound(self) -> Bound | None:
@@ -129,12 +114,28 @@ class Waits:
         return agreed(self.bounds)
 
 
-def gain_from_waits(blocks: Blocks) -> Estimate | None:
-    """Return how many times as fast steps of all ranks would be without any wait for data: wall / (wall - waited).
+@dataclass(frozen=True)
+class Waits(StepMeans):
+    """Waits of one arm for data, mean ms per step; :func:`waits_of` makes it. None, missing stages: not measured."""
 
-    None if waits are unknown, or if a run only waits. The interval covers what the record leaves open: when the device
-    worked.
-    """
+    step_ms: float
+    waited_ms: float | None
+    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all work, in any process
+    open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
+    busy_loader: bool = False  # True if the loader workers of every run were almost always busy
+    room_unknown: bool = False  # True if some run does not show how much longer fetches could have lasted
+    ranks: int = 1  # number of ranks; if several, every figure here is of rank 0
+
+    @property
+    def work_ms(self) -> float:
+        """All data work of the host in ms per step, waited for or not."""
+        return sum(self.stage_work_ms.values())
+
+
+def gain_from_waits(blocks: Blocks) -> Estimate | None:
+    """Return how many times as fast steps of all ranks would be without any wait for data: wall / (wall - waited). None
+    if waits are unknown, or if a run only waits. The interval covers what the record leaves open: when the device
+    worked."""
     likely: list[float] = []
     lows: list[float] = []
     highs: list[float] = []
@@ -193,30 +194,33 @@ def waits_of(blocks: Blocks) -> Waits:
     return Waits(
         step_ms=mean_over(runs, lambda run: run.mean_step_ms) or 0.0,
         waited_ms=waited_over(runs),
-        exposed_ms=stage_means(runs, "exposed_ms"),
-        hidden_ms=stage_means(runs, "hidden_ms"),
-        contended_ms=part_over(runs, lambda run: run.contended_ms),
+        **vars(step_means(runs)),
         stage_work_ms=stage_means(runs, "work_ms"),
-        parallel_ms=stage_means(runs, "parallel_ms"),
-        between_steps_ms=stage_means(runs, "between_steps_ms"),
-        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
-        starved_ms=stage_means(runs, "starved_ms"),
         open_ms=part_over(runs, lambda run: run.device_open_ms),
-        bounds=bounds_of(runs),
-        uneven=uneven_waits(split_runs(runs)),
         busy_loader=all(run.bound_shares is not None and run.bound_shares.loader > LOADERS_BUSY_SHARE for run in runs),
         room_unknown=any(math.isnan(run.device_room_ms or 0.0) for run in runs),
-        waited_range_ms=waited_range(runs),
         ranks=max((run.ranks for run in runs), default=1),
     )
 
 
 def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
-    """Return the number of ``runs`` by what limits their steps (such as "data"), most common first.
-
-    Runs whose limit is unknown do not count, such as those on a synchronous device.
-    """
+    """Return the number of ``runs`` by what limits their steps, most common first. Unknown limits do not count."""
     return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
+
+
+def step_means(runs: Sequence[RunLedger]) -> StepMeans:
+    return StepMeans(
+        exposed_ms=stage_means(runs, "exposed_ms"),
+        hidden_ms=stage_means(runs, "hidden_ms"),
+        parallel_ms=stage_means(runs, "parallel_ms"),
+        between_steps_ms=stage_means(runs, "between_steps_ms"),
+        contended_ms=part_over(runs, lambda run: run.contended_ms),
+        waited_range_ms=waited_range(runs),
+        slack_ms=part_over(runs, lambda run: run.device_slack_ms),
+        starved_ms=stage_means(runs, "starved_ms"),
+        bounds=bounds_of(runs),
+        uneven=uneven_waits(split_runs(runs)),
+    )
 
 
 StageFigure = Literal[
@@ -227,9 +231,7 @@ StageFigure = Literal[
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
     """Return {stage or phase: mean ms per step} of the ledger's figure ``name``, such as "hidden_ms".
-
-    All means are over the same runs, so that they add up.
-    """
+    All means are over the same runs, so that they add up."""
     measured = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
     means = {}
     for key in dict.fromkeys(key for run in measured for key in getattr(run, name)):

@@ -70,9 +70,7 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
 
 def _innermost(begins: Integers, stops: Integers) -> Integers:
     """Return for each event the index of the event around it, or -1. Events are in order of start.
-
-    Around an event is the last earlier one that began with one open (begun, not ended) event fewer.
-    """
+    Around an event is the last earlier one that began with one open (begun, not ended) event fewer."""
     depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # number of open events
     around = np.full(len(begins), -1, dtype=np.int64)
     by_depth = np.argsort(depth, kind="stable")  # stable: events of one depth stay in order
@@ -109,9 +107,7 @@ _IDS = ("correlation", "external_id")
 @dataclass(frozen=True)
 class Operator:
     """Calls of one operator in one process, host time in ms.
-
-    ``calls`` and ``total_ms`` leave out calls directly inside a call of the same operator.
-    """
+    ``calls`` and ``total_ms`` leave out calls directly inside a call of the same operator."""
 
     name: str
     kind: str  # a value of KINDS
@@ -137,7 +133,6 @@ class RoleOperators:
 
     role: str
     span_ms: float  # base of shares: the profiled steps, or for a worker from its first to its last event
-    covered_ms: float  # time of the outermost events, summed over threads
     operators: tuple[Operator, ...]  # longest self time first
 
 
@@ -151,9 +146,7 @@ class ProfiledOperators:
 @dataclass(frozen=True)
 class Events:
     """All events of a profile as numpy columns, one row per event; times in ns.
-
-    ``category``, ``name`` and ``role`` are indices into ``categories``, ``names`` and ``roles``.
-    """
+    ``category``, ``name`` and ``role`` are indices into ``categories``, ``names`` and ``roles``."""
 
     category: Integers
     categories: list[str]
@@ -198,7 +191,7 @@ def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> Profil
         again = (parents[members] >= 0) & (events.name[rows] == events.name[host[parents[members]]])
         operators = _operators(events, rows, again, self_ns[members], on_device[members] if device.size else None)
         span_ns = profiled_ns if name == "main" and profiled_ns else extent
-        roles.append(RoleOperators(name, span_ns / 1e6, float(self_ns[members].sum()) / 1e6, operators))
+        roles.append(RoleOperators(name, span_ns / 1e6, operators))
     total_ms = float(lasted[device].sum()) / 1e6 if device.size else None
     return ProfiledOperators(tuple(roles), _kernels(events, host, device, launchers), total_ms)
 
@@ -229,11 +222,9 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
 
 
 def _launchers(events: Events, host: Integers, device: Integers, parents: Integers) -> Integers:
-    """Return the position in ``host`` of the operator that launched each event of ``device``; -1 if unknown.
-
-    Found by the operator's id, else by the runtime call with the same correlation id. ``parents``: position of the
-    event around each host event.
-    """
+    """Return the position in ``host`` of the operator that launched each event of ``device``; -1 if unknown. Found by
+    the operator's id, else by the runtime call with the same correlation id. ``parents``: position of the event around
+    each host event."""
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[host] = np.arange(len(host))
@@ -245,11 +236,8 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 
 
 def launched_work(events: Events) -> LaunchedWork:
-    """Return the kernels and copies of a profile, in order of start, with their launches.
-
-    The pause between two pieces is no wait if the second was launched before the first ended: it then starts at that
-    end.
-    """
+    """Return the kernels and copies of a profile, in order of start, with their launches. The pause between two pieces
+    is no wait if the second was launched before the first ended: it then starts at that end."""
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]
     calls = events.of(RUNTIME_CALLS)
@@ -343,9 +331,7 @@ class MemoryTimeline:
 
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
     """Return a timeline per process and device with memory events: main first, devices before the CPU.
-
-    ``windows``: [start_ns, end_ns, first step, last step] of each profiled window.
-    """
+    ``windows``: [start_ns, end_ns, first step, last step] of each profiled window."""
     import pyarrow as pa
 
     table = pa.concat_tables(profiles).unify_dictionaries()
@@ -378,9 +364,7 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
 
 def _sums(size: Integers, file: Integers) -> Integers:
     """Return inclusive running sums of ``size`` (bytes), separately for each file.
-
-    ``file``: number of each row's profile.
-    """
+    ``file``: number of each row's profile."""
     sums = np.cumsum(size)
     _, first, place = np.unique(file, return_index=True, return_inverse=True)
     before: Integers = (sums[first] - size[first])[place]
@@ -494,10 +478,8 @@ def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
     """Return the complete profiles, the windows they belong to, and the gaps: cut profiles, windows without a profile.
-
     A profile is complete if it has a mark of each step of its window. Profiles of loader workers are always kept.
-    Without ``windows`` all are kept.
-    """
+    Without ``windows`` all are kept."""
     import pyarrow.compute as pc
 
     if not windows:

@@ -36,15 +36,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.policy import (
-    PREDICTED_STEPS_MAX,
-    REMOVAL_ERROR_MAX,
-    REMOVAL_REPLICATES,
-    REMOVED_SHARE_MIN,
-    REPLAY_ERROR_MAX,
-    REPLAYED_STEPS_MAX,
-    STEP_LEFT_MIN,
-)
+from harness.explain import policy
 from harness.explain.replay.costs import Costs, Stretch
 from harness.explain.replay.pipeline import LAUNCHING, QUEUE_LIMIT, Pipeline, Program, build, in_order, together
 from harness.explain.replay.recording import Recording, Resume
@@ -90,7 +82,7 @@ RETURN = PathLink("return", "blocking call")
 
 def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
     """Return the milliseconds per measured step by link of the critical path of one run. They sum to the step."""
-    pipeline = build(recording, Edits(), exact=True, most_steps=PREDICTED_STEPS_MAX, merged=False)
+    pipeline = build(recording, Edits(), exact=True, most_steps=policy.PREDICTED_STEPS_MAX, merged=False)
     total: dict[PathLink, float] = {}
     for began, end in _Walk(pipeline).windows():
         moment: _Reached | None = end
@@ -282,9 +274,7 @@ DATA, SYNC = "data", "sync"
 @dataclass(frozen=True)
 class Removal:
     """Saving if one part of the step were removed: ms per step, and step time / step time without it.
-
-    Medians over blocks.
-    """
+    Medians over blocks."""
 
     kind: PartKind
     name: str
@@ -320,13 +310,15 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
     times: dict[tuple[PartKind, str], list[_Removed]] = {}
     for recording, then in runs:
         edits = dict(_parts(recording))
-        long = np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX
+        long = np.count_nonzero(recording.measured) > policy.PREDICTED_STEPS_MAX
         make: Callable[..., Pipeline] = build if long else in_order
         makes = [partial(make, recording, edit, then) for edit in (Edits(), *edits.values())]
-        offsets = spread_offsets(recording.block, REMOVAL_REPLICATES, 1) if long else np.zeros((1, 1))
+        offsets = spread_offsets(recording.block, policy.REMOVAL_REPLICATES, 1) if long else np.zeros((1, 1))
         unedited, *without = consistent(makes, offsets, then, account=False)
         was_ms = float(unedited.step_ms.mean())
-        measured = recording.measured_ms if abs(was_ms / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was_ms
+        measured = (
+            recording.measured_ms if abs(was_ms / recording.measured_ms - 1) > policy.REMOVAL_ERROR_MAX else was_ms
+        )
         for part, result in zip(edits, without, strict=True):
             if (now_ms := float(result.step_ms.mean())) > 0:
                 other_ms = _otherwise_ms(recording, part, was_ms, now_ms)
@@ -359,7 +351,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
         if waited_ms > now_ms:
             return max(now_ms, min(waited_ms, was_ms))
     if kind == "kernel" and recording.behind_full_queue:
-        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], STEP_LEFT_MIN * was_ms))
+        return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], policy.STEP_LEFT_MIN * was_ms))
     events = (event for step_class in recording.classes for event in step_class.events)
     launched = {event.name for event in events if event.kind == "launch" and event.phase == name}
     if kind == "phase" and recording.behind_full_queue & launched:
@@ -369,9 +361,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
     """Return ``likely`` with intervals widened to include the medians and intervals of ``others``.
-
-    ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open).
-    """
+    ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open)."""
     result = []
     for removal in likely:
         matches = [
@@ -403,7 +393,7 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
         yield ("stage", stage), without_stages([stage])
     if stages:
         yield ("cause", DATA), without_stages(stages)
-    worth_ms = REMOVED_SHARE_MIN * recording.measured_ms
+    worth_ms = policy.REMOVED_SHARE_MIN * recording.measured_ms
     for phase in (name for name, spent in _lasting(recording, "host").items() if spent >= worth_ms):
         if phase != "sync" or not recording.asynchronous:
             yield ("phase", phase), Edits(without=frozenset({("phase", phase)}))
@@ -450,9 +440,7 @@ class Split:
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     """Return each stage's cost by step, or why replay cannot show it.
-
-    ``waits_ns``: wait for data by step. On a synchronous device, the costs of a step sum to it.
-    """
+    ``waits_ns``: wait for data by step. On a synchronous device, the costs of a step sum to it."""
     if recording.device_not_recorded:
         return "device not recorded"
     present = present_stages(recording)
@@ -460,7 +448,7 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     replayed = _replayed(recording, [[present[place] for place in chosen] for chosen in sets])
     steps = replayed.shape[1]
     counted, wall_ns = recording.measured[:steps], recording.wall_ns[:steps]
-    if abs(replayed[0, counted].sum() / wall_ns[counted].sum() - 1) > REPLAY_ERROR_MAX:
+    if abs(replayed[0, counted].sum() / wall_ns[counted].sum() - 1) > policy.REPLAY_ERROR_MAX:
         return "replay is off"
     saved = {chosen: replayed[0] - walls for chosen, walls in zip(sets, replayed, strict=True)}
     shares = np.zeros((steps, len(STAGES)))
@@ -477,7 +465,7 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
 def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
     """Return the step times in ns of replays in the recorded order, (sets, steps), each without one set of stages."""
     pipelines = [
-        build(recording, without_stages(stages), exact=True, most_steps=REPLAYED_STEPS_MAX) for stages in removed
+        build(recording, without_stages(stages), exact=True, most_steps=policy.REPLAYED_STEPS_MAX) for stages in removed
     ]
     count = len(pipelines)
     return simulate(together(pipelines), np.zeros((count, 1)), np.arange(count), account=False).step_ns
@@ -514,9 +502,7 @@ def _kept(delays: Array, repetition: Int) -> Array:
 
 def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
     """Return the wait of each step divided among stages in whole ns, (steps, stages).
-
-    Over each group of steps, stages get time in proportion to ``shares``. ``group``: number of each step's group.
-    """
+    Over each group of steps, stages get time in proportion to ``shares``. ``group``: number of each step's group."""
     parts = np.zeros_like(shares)
     for number in np.unique(group):
         members = group == number

@@ -73,8 +73,7 @@ class Seen:
     @property
     def handed_over(self) -> Array:
         """Time (ns) at which the main thread had each batch: end of its wait, minus the time (``drawn``) in which a
-        sampler of data then chose items of a later batch in that thread.
-        """
+        sampler of data then chose items of a later batch in that thread."""
         moments: Array = self.wait_end - self.drawn
         return moments
 
@@ -120,11 +119,8 @@ def arrivals_recorded(seen: Seen) -> bool:
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return what :func:`handed_over` does, from recorded arrivals.
-
-    The hand-over is exact for a batch that the main thread waited for. For others it is estimated, up to the bound that
-    the arrival shows.
-    """
+    """Return what :func:`handed_over` does, from recorded arrivals. The hand-over is exact for a batch that the main
+    thread waited for. For others it is estimated, up to the bound that the arrival shows."""
     unpack = _unpacked(seen)
     in_fetch = seen.arrived >= seen.wait_start
     receive = unpack + np.maximum(0.0, seen.handed_over - np.where(in_fetch, seen.unpacked, seen.wait_start))
@@ -147,11 +143,9 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
 
 
 def _unpacked(seen: Seen) -> Array:
-    """Return the ns of unpacking each batch, one at a time; NaN if not recorded.
-
-    It begins at the arrival of a batch that the main thread waited for. For other batches it begins at the start of the
-    fetch, or when the batch before is unpacked, but not after the recorded arrival.
-    """
+    """Return the ns of unpacking each batch, one at a time; NaN if not recorded. It begins at the arrival of a batch
+    that the main thread waited for. For other batches it begins at the start of the fetch, or when the batch before is
+    unpacked, but not after the recorded arrival."""
     unpack = np.full_like(seen.arrived, np.nan)
     numbers = np.flatnonzero(~np.isnan(seen.arrived))
     numbers = numbers[np.argsort(seen.arrived[numbers], kind="stable")]
@@ -167,9 +161,7 @@ def _estimated(
     seen: Seen, ahead: int, default: float, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
     """Return what :func:`handed_over` does, from waits alone. ``ahead``: number of batches in flight.
-
-    ``default``: ns to assume for a hand-over if none was observed.
-    """
+    ``default``: ns to assume for a hand-over if none was observed."""
     waited = seen.handed_over - seen.wait_start
     latency = np.maximum(0.0, seen.handed_over - seen.last)
     # The first batches are excluded because the workers had only just started.
@@ -217,9 +209,7 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return for each position the index of the last known value at or before it, or of the first known value after it.
-
-    ``known``: True for positions with a known value. If there is none, each position has its own index.
-    """
+    ``known``: True for positions with a known value. If there is none, each position has its own index."""
     if not known.any():
         return np.arange(len(known))
     positions = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
@@ -269,9 +259,7 @@ def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
     """Return ``values`` with each NaN replaced by the nearest value of a measured step, or by ``most`` if that is less.
-
-    ``default`` replaces NaN if fewer than HANDOVERS_SEEN_MIN values of measured steps are known.
-    """
+    ``default`` replaces NaN if fewer than HANDOVERS_SEEN_MIN values of measured steps are known."""
     observed = ~np.isnan(values)
     lenders = observed & measured
     lent = (
@@ -324,7 +312,6 @@ class RecordedBatches:
     began_ns: float  # start of the first batch; infinite if not recorded
     worked_ns: tuple[float | None, ...]  # mean progress of the builders by pause; None if unknown
     assumed: tuple[AssumedCost, ...] = ()  # costs that were never observed
-    arrivals: bool = False  # arrivals and unpacking were recorded
     makers: Makers = field(default_factory=lambda: round_robin(0, 0))  # worker that made each batch; empty if inline
 
     def __len__(self) -> int:
@@ -362,14 +349,12 @@ def batches(
     built = stage["read"] + stage["tokenize"] + stage["pack"]
     clean = ~(recorded & crosses(first, last, pauses))
     measured = np.array([fetch.measured for fetch in fetches])
-    arrivals = False
     drawn = np.zeros(count) if drawn is None or not makers.workers else np.minimum(drawn, wait_end - wait_start)
     if makers.workers:
         arrived, unpacked, awaited = _columns(unpackings, count)
         waits = (wait_start, wait_end, measured, pauses)
         observed = Seen(first, last, recorded & clean, *waits, arrived, unpacked, awaited == 1, drawn)
         parts, assumed = handed_over(observed, makers, prefetch, tensors, declared_transfer_ms * 1e6, transport)
-        arrivals = arrivals_recorded(observed)
         if transport.own_connections:
             parts["unpack"] = np.zeros(count)
         inner = np.maximum(0, np.where(recorded, last - first, 0) - built)
@@ -392,7 +377,6 @@ def batches(
         began_ns=float(first[recorded].min()) if recorded.any() else np.inf,
         worked_ns=tuple(_worked(first, last, needed, pause) for pause in pauses),
         assumed=assumed,
-        arrivals=arrivals,
         makers=makers,
         **parts,
     )
@@ -410,11 +394,9 @@ def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
 def _mended(
     wall: Array, cpu: Array, clean: NDArray[np.bool_], has_cpu: NDArray[np.bool_], source: NDArray[np.int64]
 ) -> Array:
-    """Return the ns of one stage by batch, corrected for batches whose builder was suspended (not ``clean``).
-
-    A stage that mostly computes gets the batch's CPU time / the stage's usual share of CPU time. Other stages, or
-    batches without CPU time, get the duration of the nearest clean batch (``source``).
-    """
+    """Return the ns of one stage by batch, corrected for batches whose builder was suspended (not ``clean``). A stage
+    that mostly computes gets the batch's CPU time / the stage's usual share of CPU time. Other stages, or batches
+    without CPU time, get the duration of the nearest clean batch (``source``)."""
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
     if share < MOSTLY_CPU_SHARE:
         return wall[source]
@@ -422,11 +404,9 @@ def _mended(
 
 
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
-    """Return the mean ns of work that builders did during a suspension; None if no batch shows it.
-
-    Batches count that began before the end of ``pause`` (start, end) and ended after it: the ns needed minus the time
-    outside of the pause. ``first``, ``last``: start and end of each batch. ``needed``: ns to make each.
-    """
+    """Return the mean ns of work that builders did during a suspension; None if no batch shows it. Batches count that
+    began before the end of ``pause`` (start, end) and ended after it: the ns needed minus the time outside of the
+    pause. ``first``, ``last``: start and end of each batch. ``needed``: ns to make each."""
     since, until = pause
     progress_ns = [
         min(max(0.0, needed[b] - max(0.0, since - first[b]) - (last[b] - until)), float(until - since))

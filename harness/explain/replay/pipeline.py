@@ -36,11 +36,9 @@ class Tape(NamedTuple):
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """Return the order of steps and batches in a replay: with ``exact`` all, as recorded.
-
-    Else measured steps only, and usable batches (received in a measured step, builder not suspended), in whole rounds
-    of all workers. ``workers``: number under the edits.
-    """
+    """Return the order of steps and batches in a replay: with ``exact`` all, as recorded. Else measured steps only, and
+    usable batches (received in a measured step, builder not suspended), in whole rounds of all workers. ``workers``:
+    number under the edits."""
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
@@ -61,10 +59,8 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
     """Return those of ``steps`` whose batches form whole rounds (a batch of each worker), spread evenly over the run.
-
     All ``steps`` if there are fewer than TAPE_ROUNDS_MIN rounds. ``ordinals``: positions of ``steps`` in the whole run.
-    ``workers_then``, ``workers_now``: number of workers as recorded, and edited. ``fetches``: batches per step.
-    """
+    ``workers_then``, ``workers_now``: number of workers as recorded, and edited. ``fetches``: batches per step."""
     cycle = math.lcm(workers_then, workers_now)
     longer = [math.lcm(cycle, period) for period in USUAL_PERIODS]
     for period in dict.fromkeys((*longer, cycle, workers_then)):
@@ -224,9 +220,7 @@ def _costs(
     exact: bool,
 ) -> tuple[Array, float]:
     """Return :attr:`Pipeline.costs` and the mean CPU time (ns) to build a batch; cached if all is as recorded.
-
-    Results of other edits are not cached, because they would fill the memory.
-    """
+    Results of other edits are not cached, because they would fill the memory."""
 
     def make() -> tuple[Array, float]:
         costs, cpu_ns = batch_costs(recording, edits, workers, scale, stretch, tape.batches)
@@ -261,11 +255,9 @@ def _programs(
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
-    """Return the pipeline in the recorded order. After a pause, the loader continues from its simulated state.
-
-    With :func:`build` and ``exact``, it continues from its recorded state. ``then``, ``now``: contention factors as
-    recorded, and those to apply instead.
-    """
+    """Return the pipeline in the recorded order. After a pause, the loader continues from its simulated state. With
+    :func:`build` and ``exact``, it continues from its recorded state. ``then``, ``now``: contention factors as
+    recorded, and those to apply instead."""
     return replace(build(recording, edits, then, now, exact=True), exact=False)
 
 
@@ -303,9 +295,7 @@ def _steps(
 
 def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the start positions on the tape at which the largest number of steps meet a recorded step of their class.
-
-    ``order``: class of each replayed step. ``classes``: class of each step on the tape.
-    """
+    ``order``: class of each replayed step. ``classes``: class of each step on the tape."""
     alike = np.zeros(len(classes), dtype=np.int64)
     for step, number in enumerate(order):
         alike += np.roll(classes, -step) == number
@@ -316,10 +306,8 @@ def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
     """Return True for each step at whose end the host must wait for the device, because no blocking call makes it wait.
-
     These are the steps before a pause, and where measured steps begin or end. False for all if ``edits`` keep the
-    blocking calls of phase sync, or none was recorded.
-    """
+    blocking calls of phase sync, or none was recorded."""
     events = [event for step_class in recording.classes for event in step_class.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
         return np.zeros(len(measured), dtype=np.bool_)
@@ -340,10 +328,8 @@ def _program(
     merged: bool,
 ) -> tuple[Program, float]:
     """Return the program of class ``number`` under ``edits``, and the main thread's mean CPU time (ns) per step of it.
-
     ``scale``: edited / recorded batch size. ``stretch``: contention factors of the main thread: (in the recording,
-    now).
-    """
+    now)."""
     step_class = recording.classes[number]
     every, members = (step_class.events, len(step_class.steps)) if exact else recording.measured_events[number]
     events = [event for event in every if not _goes(event, edits)]
@@ -381,9 +367,7 @@ def _program(
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
     """Add the wait of the setting ``compute.sync: late``: after its launches, a step waits for the step before.
-
-    It waits until the device has computed the gradient norm of that step.
-    """
+    It waits until the device has computed the gradient norm of that step."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
@@ -400,9 +384,7 @@ def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the indices of the members of class ``number`` that are on the tape, and their positions on it.
-
-    If none is on the tape: all members, at evenly spaced positions. ``members``: number of members.
-    """
+    If none is on the tape: all members, at evenly spaced positions. ``members``: number of members."""
     rows = recording.classes[number].steps
     if members != len(rows):
         rows = rows[recording.measured[rows]]
@@ -431,9 +413,7 @@ def _device_factor(event: Event, edits: Edits, scale: float) -> float:
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
     """Return wall and CPU time (ns) of a host event under ``edits``. ``scale``: edited / recorded batch size.
-
-    Forward, backward and optimizer of a synchronous device are device time, and change with its speed.
-    """
+    Forward, backward and optimizer of a synchronous device are device time, and change with its speed."""
     factor = 1.0
     if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):
         return event.duration * 0.0, event.cpu * 0.0

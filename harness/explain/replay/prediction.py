@@ -16,22 +16,10 @@ from harness.explain.statistics import Estimate, from_blocks, holding
 from harness.scenario.edits import Edits
 
 AssumptionKind = Literal[
-    "loader alone",
-    "receive not observed",
-    "hand-over not observed",
-    "device not recorded",
-    "busy not known",
-    "hand-over",
-    "stages inline",
-    "prefetch without workers",
-    "batch size",
-    "device speed",
-    "sync on a synchronous device",
-    "deep queue",
-    "ranks",
-    "shared cores",
-    "side by side",
-]
+    "loader alone", "receive not observed", "hand-over not observed", "device not recorded", "busy not known",
+    "hand-over", "stages inline", "prefetch without workers", "batch size", "device speed",
+    "sync on a synchronous device", "deep queue", "ranks", "shared cores", "side by side",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,9 +134,7 @@ class Prediction:
     @property
     def gain(self) -> Estimate:
         """Unedited / edited replayed step time: the speedup by the edits, without the error of the replay.
-
-        Its interval is that of ``speedup`` (measured / predicted step time), extended to include this median.
-        """
+        Its interval is that of ``speedup`` (measured / predicted step time), extended to include this median."""
         change = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert change is not None
         low, high = self.speedup.ci_low, self.speedup.ci_high
@@ -166,9 +152,7 @@ class Prediction:
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
     """Return ``likely`` with intervals widened to include the medians and intervals of ``others``.
-
-    ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open).
-    """
+    ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open)."""
     if not others:
         return likely
     tokens = [prediction.tokens_per_s for prediction in others]

@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain import policy
 from harness.explain.bounds import DeviceWork, Reading, device_work, kernel_times_of
 from harness.explain.lead_use import makers_of
-from harness.explain.policy import (
-    HANDOVER_TIMES_MAX,
-    HELD_WORK_SHARE,
-    OPEN_DEVICE_SHARE,
-    RECEIVED_SHARE,
-    REPLAYED_STEPS_MAX,
-    SELDOM_WORK_SHARE,
-    SUSPENDED_NS_MIN,
-)
 from harness.explain.replay.batches import (
     DATALOADER,
     RING,
@@ -55,16 +47,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ReplayGap = Literal[
-    "no run",
-    "no tables",
-    "ranks",
-    "no times",
-    "no measured step",
-    "damaged spans",
-    "no fetch",
-    "too far ahead",
+    "no run", "no tables", "ranks", "no times", "no measured step", "damaged spans", "no fetch", "too far ahead",
     "no shared block",
-]
+]  # fmt: skip
 
 
 class ReplayError(InputError):
@@ -168,11 +153,9 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """Recording under each of :data:`READINGS` but "likely": assumptions about times that are not recorded.
-
-        They concern the device's work, and the least and the most that handing a batch over may cost. Readings that
-        would hardly differ are left out.
-        """
+        """Recording under each of :data:`READINGS` but "likely": assumptions about times that are not recorded. They
+        concern the device's work, and the least and the most that handing a batch over may cost. Readings that would
+        hardly differ are left out."""
         readings: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -180,10 +163,12 @@ class Recording:
             least_receive = most_receive = made.receive
             least = most = made.handover
             if "hand-over" in unseen:
-                most = np.maximum(made.handover, np.minimum(made.handover * HANDOVER_TIMES_MAX, made.most_handover))
+                most = np.maximum(
+                    made.handover, np.minimum(made.handover * policy.HANDOVER_TIMES_MAX, made.most_handover)
+                )
             if "receive" in unseen:
                 least_receive = np.zeros(len(made))
-                most_receive = np.maximum(made.receive, np.minimum(made.receive / RECEIVED_SHARE, most))
+                most_receive = np.maximum(made.receive, np.minimum(made.receive / policy.RECEIVED_SHARE, most))
             if "hand-over" in unseen:
                 least = np.minimum(made.handover, least_receive)
             slowest = replace(made, receive=most_receive, handover=most)
@@ -195,11 +180,9 @@ class Recording:
     @cached_property
     def fills_its_queue(self) -> bool:
         """True if workers made batches while the loop did other work than training, such as an evaluation.
-
-        That work was in a step, or in a pause of over SUSPENDED_NS_MIN.
-        """
+        That work was in a step, or in a pause of over SUSPENDED_NS_MIN."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
-        return self.workers > 0 and (self.held_up or any(paused > SUSPENDED_NS_MIN for paused in paused_ns))
+        return self.workers > 0 and (self.held_up or any(paused > policy.SUSPENDED_NS_MIN for paused in paused_ns))
 
     @property
     def usual_handover_ms(self) -> float:
@@ -227,9 +210,7 @@ class Recording:
 
 def record(run: RunData) -> Recording:
     """Return the input of a replay of ``run``, computed once, of at most its first REPLAYED_STEPS_MAX measured steps.
-
-    Raises ReplayError if the run cannot be replayed.
-    """
+    Raises ReplayError if the run cannot be replayed."""
     result = run.once("recording", lambda: _record(run))
     if isinstance(result, ReplayError):
         raise result
@@ -257,8 +238,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     if not measured.any():
         raise ReplayError("no measured step", f"{name}: no measured step to replay")
     until_ns = int(np.iinfo(np.int64).max)
-    if np.count_nonzero(measured) > REPLAYED_STEPS_MAX:
-        shown = slice(int(np.flatnonzero(measured)[REPLAYED_STEPS_MAX - 1]) + 1)
+    if np.count_nonzero(measured) > policy.REPLAYED_STEPS_MAX:
+        shown = slice(int(np.flatnonzero(measured)[policy.REPLAYED_STEPS_MAX - 1]) + 1)
         starts, ends, measured = starts[shown], ends[shown], measured[shown]
         until_ns = int(ends[-1])
     phases, work, syncs, stages = _rows(run, until_ns)
@@ -273,7 +254,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     workers = loader_workers(run)
     prefetch = int(lookup_number(config, "data.prefetch", 2))
     paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # indices of steps that began after a pause of the loop
-    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > SUSPENDED_NS_MIN)
+    suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > policy.SUSPENDED_NS_MIN)
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
     packed = str(lookup(config, "data.path", "")).endswith(("-stream", "-mmap"))
@@ -365,9 +346,7 @@ def _rows(run: RunData, until_ns: int) -> tuple[list[Phase], DeviceWork, list[Sy
 
 def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
     """Return the samples per batch in measured steps: the rounded mean, at least 1; 1 if unknown.
-
-    ``table``: the steps. ``step_of``: row of the step of each fetch.
-    """
+    ``table``: the steps. ``step_of``: row of the step of each fetch."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -392,9 +371,7 @@ def _drawn_ns(spans: RunSpans, count: int) -> Array:
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
     """Return the pieces of device ``work`` in order of launch, as ``reading`` assumes.
-
-    A piece during whose launching the host only waited becomes two: until the launching ended, and the rest.
-    """
+    A piece during whose launching the host only waited becomes two: until the launching ended, and the rest."""
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -411,10 +388,8 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
     """Return each :data:`Reading` that differs from "likely" in over OPEN_DEVICE_SHARE of the time outside of fetches.
-
-    ``wall_ns``, ``fetch_ns``: total time of the steps, and of their fetches.
-    """
-    least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
+    ``wall_ns``, ``fetch_ns``: total time of the steps, and of their fetches."""
+    least_ns = policy.OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     candidates: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
         candidates = candidates[:2]  # without blocking pieces, "blocking" equals "working"
@@ -426,14 +401,16 @@ def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
     return tuple(
-        names[code] for code in dict.fromkeys(work.names.tolist()) if still[code] > SELDOM_WORK_SHARE * pieces[code]
+        names[code]
+        for code in dict.fromkeys(work.names.tolist())
+        if still[code] > policy.SELDOM_WORK_SHARE * pieces[code]
     )
 
 
 def _behind_full_queue(names: Sequence[str], work: DeviceWork) -> frozenset[str]:
     """Return the names of device work that was often launched onto a queue that may have been full."""
     pieces, behind = np.bincount(work.names), np.bincount(work.names, weights=work.behind_full_queue)
-    return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM_WORK_SHARE * pieces).tolist())
+    return frozenset(names[code] for code in np.flatnonzero(behind > policy.SELDOM_WORK_SHARE * pieces).tolist())
 
 
 def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int, int, int | None]]:
@@ -443,9 +420,7 @@ def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int,
 
 def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None]]:
     """Return (name, start ns, end ns, CPU ns or None if not measured) of each span in ``some``.
-
-    ``spans``: has the names.
-    """
+    ``spans``: has the names."""
     columns = (some.names.tolist(), some.starts.tolist(), some.ends.tolist(), some.cpu_ns.tolist())
     return [
         (spans.names[code], start, end, None if cpu_ns == NOT_MEASURED else round(cpu_ns))
@@ -463,9 +438,8 @@ def _resumes(
     ahead: int,
 ) -> dict[int, Resume]:
     """Return the loader's state at the first step and at every step that began after a pause of the loop, by step.
-
-    ``paused``: these steps. ``suspended``: True if the run was suspended before the step. ``ahead``: batches in flight.
-    """
+    ``paused``: these steps. ``suspended``: True if the run was suspended before the step. ``ahead``: batches in
+    flight."""
     known_ns = [worked for worked in built.worked_ns if worked is not None]
     typical = float(np.mean(known_ns)) if known_ns else 0.0
     stops = iter(built.worked_ns)
@@ -488,10 +462,8 @@ def _resumes(
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
     """Return the extra host time (ns) of steps with other work than training, by the number of the step after each.
-
     Extra: beyond the mean of measured steps of the class. Left out unless over HELD_WORK_SHARE of that mean. ``held``:
-    True for steps with other work.
-    """
+    True for steps with other work."""
     extra_ns: dict[int, float] = {}
     for step_class in classes:
         counted, late = measured[step_class.steps], held[step_class.steps]
@@ -502,7 +474,7 @@ def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held:
         )
         usual_ns = float(host_ns[counted].mean())
         for step, longer_ns in zip(step_class.steps[late].tolist(), (host_ns[late] - usual_ns).tolist(), strict=True):
-            if longer_ns > HELD_WORK_SHARE * usual_ns:
+            if longer_ns > policy.HELD_WORK_SHARE * usual_ns:
                 extra_ns[step + 1] = longer_ns
     return extra_ns
 

@@ -46,12 +46,9 @@ class Simulated:
 def simulate(
     pipeline: Pipeline, offsets: Array, variants: NDArray[np.int64] | None = None, *, account: bool = True
 ) -> Simulated:
-    """Run ``pipeline`` once per replicate and return the results.
-
-    ``offsets`` (replicates, ranks): start positions on the tape, from 0 to below 1.
-    ``variants``: number of the pipeline's variant for each replicate; None: the first.
-    ``account``: False leaves waits and idle time at 0, which saves half the time.
-    """
+    """Run ``pipeline`` once per replicate and return the results. ``offsets`` (replicates, ranks): start positions on
+    the tape, from 0 to below 1. ``variants``: number of the pipeline's variant for each replicate; None: the first.
+    ``account``: False leaves waits and idle time at 0, which saves half the time."""
     return _Loop(pipeline, offsets, variants, account=account).run()
 
 
@@ -61,9 +58,7 @@ Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 class _Built:
     """A batch in flight in all replicates and ranks: costs and ``end`` of its last stage (ns).
-
-    ``unpacked``: True where an earlier fetch unpacked it; None: nowhere.
-    """
+    ``unpacked``: True where an earlier fetch unpacked it; None: nowhere."""
 
     __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
 
@@ -169,9 +164,7 @@ class _Loop:
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
         """Return {program: iterator over the durations of each of its steps} for ``steps``.
-
-        A step takes the durations of its own position on the tape, or of the next position with a step of its class.
-        """
+        A step takes the durations of its own position on the tape, or of the next position with a step of its class."""
         durations = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
@@ -283,9 +276,7 @@ class _Loop:
 
     def _account(self, all_of: _Fetched) -> None:
         """Add the fetches' waits to ``waits``, split by the stage that the awaited batch was in.
-
-        Only the part in which the device was idle counts, if the device is asynchronous.
-        """
+        Only the part in which the device was idle counts, if the device is asynchronous."""
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, device_free), now)
@@ -332,12 +323,9 @@ class _Loop:
         return worker_of[(self.first_batch + self.requested) % len(worker_of)], replicates, ranks
 
     def _resume(self, resume: Resume, *, first: bool) -> None:
-        """Resume after a pause: the device is done, and the loader has got as far as ``resume`` records.
-
-        ``first``: True before the first step. There, and where a repetition begins, an exact replay gives the batches
-        in flight their recorded ends. At all other pauses, simulated time advances by the recorded progress of the
-        workers.
-        """
+        """Resume after a pause: the device is done, and the loader has got as far as ``resume`` records. ``first``:
+        True before the first step. There, and where a repetition begins, an exact replay gives the batches in flight
+        their recorded ends. At all other pauses, simulated time advances by the recorded progress of the workers."""
         while len(self.on_the_way) < self.p.in_flight:
             self._request()
         if self.p.exact and (first or resume.repetition):
@@ -369,9 +357,7 @@ def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
     """Return a simulation for each of ``makes``, repeated until its contention factors agree with its step time.
-
-    ``then``: factors of the first simulation. ``account``: as in :func:`simulate`.
-    """
+    ``then``: factors of the first simulation. ``account``: as in :func:`simulate`."""
     stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))

@@ -24,23 +24,18 @@ if TYPE_CHECKING:
 # NVML_CLOCKS_EVENT_REASON_* that slow down a busy card, by bit. Idle (1), application clocks (2), sync boost (0x10) and
 # display clocks (0x100) are settings, not events.
 REASONS = {
-    0x4: "its power limit",
-    0x8: "a hardware slowdown",
-    0x20: "its temperature (software)",
-    0x40: "its temperature (hardware)",
-    0x80: "an external power brake",
-}
+    0x4: "its power limit", 0x8: "a hardware slowdown", 0x20: "its temperature (software)",
+    0x40: "its temperature (hardware)", 0x80: "an external power brake",
+}  # fmt: skip
 IDLE = 0x1
 DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "missed readings"]
 
 
 @dataclass(frozen=True)
 class DeviceFinding:
-    """Event that slowed an NVIDIA card, or a problem of its readings, with its figures by kind:
-
-    "clock fell": from ``value`` to ``other`` MHz. "slowed down": by ``reason`` in the share ``value`` of the samples.
-    "other processes": ``value`` processes that hold ``other`` bytes. "missed readings": ``value`` of ``other``.
-    """
+    """Event that slowed an NVIDIA card, or a problem of its readings, with its figures by kind: "clock fell": from
+    ``value`` to ``other`` MHz. "slowed down": by ``reason`` in the share ``value`` of the samples. "other processes":
+    ``value`` processes that hold ``other`` bytes. "missed readings": ``value`` of ``other``."""
 
     kind: DeviceFindingKind
     value: float
@@ -184,9 +179,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return (mask of steps, mask of energy readings) for repetitions that have a reading after their last step began.
-
-    ``t_ns``: times of the readings (CLOCK_MONOTONIC).
-    """
+    ``t_ns``: times of the readings (CLOCK_MONOTONIC)."""
     repetitions, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
         (start[repetitions == number].min(), start[repetitions == number].max(), number)
@@ -264,9 +257,7 @@ class HostFinding:
 @dataclass(frozen=True)
 class RoleLoad:
     """Load by all processes of one role (such as "loaders") in an arm's runs; rates per second of the measured steps.
-
-    None: the kernel does not report this figure.
-    """
+    None: the kernel does not report this figure."""
 
     role: str
     processes: int
@@ -349,11 +340,9 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
 
 
 def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
-    """Return (mean, maximum) cores used by other processes; None if the kernel does not count them.
-
-    ``cores``: all used cores minus this run's, clearly negative if the kernel did not count all processes.
-    Maximum: over windows of at least ``OTHERS_WINDOW_S``, because the kernel counts in ticks of 10 ms.
-    """
+    """Return (mean, maximum) cores used by other processes; None if the kernel does not count them. ``cores``: all used
+    cores minus this run's, clearly negative if the kernel did not count all processes. Maximum: over windows of at
+    least ``OTHERS_WINDOW_S``, because the kernel counts in ticks of 10 ms."""
     if cores is None or cores < -policy.UNCOUNTED_CPU_MAX * own_cores:
         return None, None
     most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, at least 0.5 s

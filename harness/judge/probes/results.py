@@ -72,11 +72,8 @@ def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> P
 def with_device_busy(
     report: StudyReport, profiles: Sequence[TorchProfile], cards: Sequence[DeviceHealth] = ()
 ) -> StudyReport:
-    """Return ``report`` with the device's busy time where CUDA events left it unknown.
-
-    The time comes from windows under the torch profiler (``profiles``); else SM activity (``cards``) gives a lower
-    bound.
-    """
+    """Return ``report`` with the device's busy time where CUDA events left it unknown. The time comes from windows
+    under the torch profiler (``profiles``); else SM activity (``cards``) gives a lower bound."""
     kernel_ms = {
         profile.arm: (profile.operators.device_ms if profile.launched_ms is None else profile.launched_ms)
         / profile.steps
@@ -92,9 +89,7 @@ def with_device_busy(
 
 def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
     """Return ``found`` with what limits the steps of its arms: "device or launch" is replaced where a probe decided.
-
-    ``bounds``: by arm, number of blocks by what limits their steps.
-    """
+    ``bounds``: by arm, number of blocks by what limits their steps."""
     if isinstance(found, NotCompared):
         return found
     measured = found.measured

@@ -43,7 +43,7 @@ STEP_MS = 40.0
 _GAIN, _LOSS, _NONE = Estimate(1.12, 1.08, 1.15, 6), Estimate(0.91, 0.88, 0.94, 6), Estimate(1.001, 0.99, 1.01, 6)
 _WIDE = Estimate(1.04, 0.97, 1.12, 6)
 _LONG = LongSteps(10, 240, 1530.0, STEP_MS, "log", (1200.0, 1800.0))
-_WAITS = Waits(STEP_MS, 4.0, {"tokenize": 4.0}, {}, 0.1, {"tokenize": 4.0})
+_WAITS = Waits(STEP_MS, 4.0, {"tokenize": 4.0}, exposed_ms={"tokenize": 4.0}, contended_ms=0.1)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from harness.explain.bounds import device_work
-from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS, with_derived
+from harness.explain.derived import with_derived
 from harness.explain.spans import COLUMNS, read_spans
-from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
+from harness.study.contract import CAUSES, PLACES, SPAN_COLUMNS, STAGES, STEP_COLUMNS, arrow_schema
 from trainer.telemetry import StageSpan
+
+STAGE_COLUMNS = tuple(f"{kind}_{stage}_ns" for kind in ("exposed", "hidden", *PLACES) for stage in STAGES)
+DEVICE = ("device_busy", "device_launch_bound", "device_open", "device_starved", "device_slack")
+DEVICE_COLUMNS = tuple(f"{name}_ns" for name in (*DEVICE, *(f"starved_{cause}" for cause in CAUSES)))
 
 
 class Fetch(NamedTuple):

@@ -67,7 +67,6 @@ def test_the_steps_are_those_of_the_program_over_all_of_its_blocks() -> None:
 
 def _renumbered(run: RunData, block: int, *, long: bool) -> RunData:
     """Return a block as a later part of one program. ``long``: its time outside of phases is as it was."""
-    assert run.steps is not None
     columns = run.steps.to_pydict()
     columns["step"] = [one + 15 * block for one in columns["step"]]
     columns["other_ns"] = columns["other_ns"] if long else [20_000] * len(columns["step"])

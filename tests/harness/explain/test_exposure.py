@@ -16,6 +16,7 @@ from harness.explain.spans import COLUMNS, Stretches, read_spans
 from harness.explain.waits import BatchWaits, StageSpans, stage_times
 from harness.study.contract import SPAN_COLUMNS, STAGES, STEP_COLUMNS, arrow_schema
 from tests.cuda_stream import record
+from tests.examples import examples
 from tests.harness.explain.by_hand import attribute, outside, span, split_wait
 from tests.harness.explain.test_room import LONG
 from trainer.telemetry import StageSpan
@@ -31,30 +32,24 @@ SPANS = st.lists(
 WAITS = st.tuples(TIMES, TIMES).map(lambda t: (min(t), max(t)))
 
 
-def test_a_wait_that_begins_in_the_middle_of_a_stage():
-    assert split_wait((30, 60), [READ, TOKENIZE, PACK]) == {"read": 0, "tokenize": 10, "pack": 5, "transfer": 15}
-    assert outside((30, 60), [READ, TOKENIZE, PACK]) == {"read": 10, "tokenize": 20, "pack": 0, "transfer": 0}
+ALL = [READ, TOKENIZE, PACK]
+HANDED_OVER = StageSpan("transfer", 45, 48)
 
 
-def test_a_batch_that_was_ready_is_all_transfer_and_its_stages_lie_outside():
-    assert split_wait((100, 103), [READ, TOKENIZE, PACK]) == {"read": 0, "tokenize": 0, "pack": 0, "transfer": 3}
-    assert outside((100, 103), [READ, TOKENIZE, PACK]) == {"read": 10, "tokenize": 30, "pack": 5, "transfer": 0}
-
-
-def test_with_an_inline_loader_nothing_lies_outside_and_gaps_are_transfer():
-    assert split_wait((-2, 50), [READ, TOKENIZE, PACK]) == {"read": 10, "tokenize": 30, "pack": 5, "transfer": 7}
-    assert set(outside((-2, 50), [READ, TOKENIZE, PACK]).values()) == {0}
-
-
-def test_nested_spans_belong_to_the_innermost():
-    nested = [StageSpan("read", 0, 100), StageSpan("tokenize", 20, 50)]
-    assert split_wait((0, 100), nested) == {"read": 70, "tokenize": 30, "pack": 0, "transfer": 0}
-
-
-def test_a_hand_over_outside_the_wait_is_no_work_outside():
-    handed_over = StageSpan("transfer", 45, 48)
-    assert outside((100, 103), [READ, TOKENIZE, PACK, handed_over])["transfer"] == 0
-    assert split_wait((46, 50), [handed_over])["transfer"] == 4
+@pytest.mark.parametrize(
+    ("wait", "spans", "during", "beyond"),  # of read, tokenize, pack, transfer
+    [
+        ((30, 60), ALL, (0, 10, 5, 15), (10, 20, 0, 0)),  # begins in the middle of a stage
+        ((100, 103), ALL, (0, 0, 0, 3), (10, 30, 5, 0)),  # the batch was ready
+        ((-2, 50), ALL, (10, 30, 5, 7), (0, 0, 0, 0)),  # inline: gaps are transfer
+        ((0, 100), [StageSpan("read", 0, 100), StageSpan("tokenize", 20, 50)], (70, 30, 0, 0), (0, 0, 0, 0)),  # nested
+        ((100, 103), [*ALL, HANDED_OVER], (0, 0, 0, 3), (10, 30, 5, 0)),  # a hand-over outside of the wait is no work
+        ((46, 50), [HANDED_OVER], (0, 0, 0, 4), (0, 0, 0, 0)),
+    ],
+)
+def test_what_ran_during_a_wait_and_outside_of_it(wait, spans, during, beyond):
+    assert tuple(split_wait(wait, spans).values()) == during
+    assert tuple(outside(wait, spans).values()) == beyond
 
 
 def test_a_hand_over_while_another_batch_is_waited_for_is_neither_hidden_nor_parallel():
@@ -75,17 +70,13 @@ def test_a_wait_cannot_end_before_it_starts():
         stage_times(waits, StageSpans(none, none, none, none), Stretches(none, none), Stretches(none, none), 1)
 
 
-@given(WAITS, SPANS)
-def test_what_ran_during_a_wait_sums_to_it_exactly_and_nothing_is_negative(wait, spans):
-    during = split_wait(wait, spans)
+@examples(50)
+@given(WAITS, SPANS, st.integers(-500, 500))
+def test_a_wait_and_the_spans_are_each_covered_once_wherever_the_clock_begins(wait, spans, shift):
+    during, beyond = split_wait(wait, spans), outside(wait, spans)
     assert set(during) == set(STAGES)
     assert sum(during.values()) == wait[1] - wait[0]
     assert min(during.values()) >= 0
-
-
-@given(WAITS, SPANS)
-def test_inside_and_outside_together_cover_the_spans_once(wait, spans):
-    during, beyond = split_wait(wait, spans), outside(wait, spans)
     known = [s for s in spans if s.name in ("read", "tokenize", "pack", "transfer")]
     covered = {t for s in known for t in range(s.start_ns, s.end_ns)}
     inside = sum(t in covered for t in range(*wait))
@@ -94,12 +85,8 @@ def test_inside_and_outside_together_cover_the_spans_once(wait, spans):
     assert sum(beyond.values()) <= len(covered) - inside
     if all(s.name != "transfer" for s in spans):
         assert sum(beyond.values()) == len(covered) - inside
-
-
-@given(WAITS, SPANS, st.integers(-500, 500))
-def test_only_differences_of_the_clock_matter(wait, spans, shift):
     moved = [StageSpan(s.name, s.start_ns + shift, s.end_ns + shift) for s in spans]
-    assert split_wait((wait[0] + shift, wait[1] + shift), moved) == split_wait(wait, spans)
+    assert split_wait((wait[0] + shift, wait[1] + shift), moved) == during
 
 
 def test_micro_batches_of_a_step_add_up():
@@ -148,6 +135,5 @@ def test_what_is_hidden_and_what_is_exposed_are_all_of_the_work_also_where_the_h
 ) -> None:
     """45 ms of data inline beside 37 ms of device work. Where no step blocks, all lies in other steps than it costs."""
     found = measure(record(replace(LONG, data_ms=45, check_finite=blocks, steps=60)).run)
-    assert found is not None
     assert found.hidden_ms["tokenize"] == pytest.approx(hidden_ms, abs=0.1)
     assert found.hidden_ms["tokenize"] + found.exposed_ms["tokenize"] == pytest.approx(45, abs=0.1)

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 from harness.explain import spans
 from harness.explain.bounds import device_work
-from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS, stage_spans, waits_of, with_derived
+from harness.explain.derived import stage_spans, waits_of, with_derived
 from harness.explain.exposure import hidden_behind, sync_audit
 from harness.explain.spans import COLUMNS, RunSpans, bounds, read_spans
 from harness.explain.waits import activities, busy, idle_per_step, idle_time
 from harness.study.contract import CAUSES, SPAN_COLUMNS, STEP_COLUMNS, arrow_schema
 from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData
+from tests.examples import examples
+from tests.harness.explain.by_hand import DEVICE_COLUMNS, STAGE_COLUMNS
 
 KINDS = [
     ("main", "fetch"), ("main", "forward"), ("main", "sync"), ("main", "log"), ("main", "tokenize"), ("main", "read"),
@@ -72,6 +74,7 @@ def worked_out(steps: Any, spans: RunSpans, asynchronous: bool) -> Any:
     return with_derived(steps, spans, device_work(spans) if asynchronous else None).table
 
 
+@examples(50)
 @given(STEPS, st.lists(SPAN, max_size=60), st.integers(1, 12), st.integers(1, 20), st.booleans())
 def test_any_number_of_steps_at_a_time_gives_the_same_columns(
     steps: Any, recorded: Any, size: int, rows: int, asynchronous: bool
@@ -85,6 +88,7 @@ def test_any_number_of_steps_at_a_time_gives_the_same_columns(
         assert parts.column(name).to_pylist() == whole.column(name).to_pylist(), name
 
 
+@examples(50)
 @given(STEPS, st.lists(SPAN, max_size=60), st.integers(1, 12), st.integers(1, 20))
 def test_idle_time_is_the_sum_of_the_pieces_that_one_sweep_over_the_whole_run_finds(
     steps: Any, recorded: Any, size: int, rows: int
@@ -92,7 +96,6 @@ def test_idle_time_is_the_sum_of_the_pieces_that_one_sweep_over_the_whole_run_fi
     step_table, span_table = tables(steps, recorded)
     found = read(span_table)
     waits, stages = waits_of(step_table, found), stage_spans(found)
-    assert waits is not None
     pieces = idle_time(bounds(step_table), busy(found), activities(found, waits, stages))
     expected = np.zeros((len(step_table), len(CAUSES)), dtype=np.int64)
     np.add.at(expected, (pieces.rows, pieces.causes), pieces.ends - pieces.starts)
@@ -113,6 +116,7 @@ def test_idle_time_is_the_sum_of_the_pieces_that_one_sweep_over_the_whole_run_fi
     1,
     True,
 )
+@examples(50)
 @given(STEPS, st.lists(SPAN, max_size=60), st.integers(1, 12), st.integers(1, 20), st.booleans())
 def test_any_number_of_steps_at_a_time_finds_the_same_overlap(
     steps: Any, recorded: Any, size: int, rows: int, asynchronous: bool
@@ -130,6 +134,7 @@ def test_any_number_of_steps_at_a_time_finds_the_same_overlap(
         assert found() == whole
 
 
+@examples(50)
 @given(st.lists(SPAN, max_size=60), TIME, st.integers(0, 80), st.integers(1, 20))
 def test_spans_between_two_moments_are_those_that_overlap_them(
     recorded: Any, since: int, length: int, rows: int

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from harness.explain.bounds import BoundShares, device_work, launch_bound_shares, per_step
+from harness.explain.bounds import device_work, launch_bound_shares, per_step
 from harness.explain.exposure import sync_audit
 from harness.explain.ledger import RunLedger, derived_steps, measure
 from harness.explain.policy import LAUNCH_TAIL_NS
@@ -21,9 +21,8 @@ from harness.explain.spans import COLUMNS, RunSpans, Stretches, begun_when_launc
 from harness.judge.probes.results import with_device_busy
 from harness.judge.study import analyse
 from harness.show.dose import assumption_lines
-from harness.show.names import ArmNames
 from harness.show.sentences import either_way
-from harness.show.why import _device_table, launch_bound_lines
+from harness.show.why import launch_bound_lines
 from harness.study.contract import SPAN_COLUMNS, arrow_schema
 from harness.study.records import ArmRecord, StudyRecord
 from tests.cuda_stream import ANY_RUN, LAUNCH_BOUND, Declared, Recorded, record
@@ -114,36 +113,34 @@ def test_what_is_open_within_steps_and_how_often() -> None:
     assert launch_bound_shares(apart, work, spans.names) == {}
 
 
-@pytest.fixture(scope="module", params=[{}, {"early": True}, {"check_finite": False}, {"drift": 40e-6}], ids=str)
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+VARIANTS = [
+    {}, {"early": True, "check_finite": False}, pytest.param({"early": True}, marks=AT_NIGHT),
+    pytest.param({"check_finite": False}, marks=AT_NIGHT), pytest.param({"drift": 40e-6}, marks=AT_NIGHT),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=str)
 def launch_bound(request: pytest.FixtureRequest) -> Recorded:
     return record(replace(LAUNCH_BOUND, **request.param))
 
 
 def ledger_of(recorded: Recorded) -> RunLedger:
-    found = measure(recorded.run)
-    assert found is not None
-    return found
-
-
-def test_the_made_up_run_is_what_it_is_meant_to_be(launch_bound: Recorded) -> None:
-    assert ledger_of(launch_bound).mean_step_ms == pytest.approx(22, abs=0.1)
-    assert launch_bound.busy_ms == pytest.approx(5, abs=0.1)
+    return measure(recorded.run)
 
 
 def test_busy_is_unknown_idle_known_in_part_and_the_bound_is_launching(launch_bound: Recorded) -> None:
     found = ledger_of(launch_bound)
+    assert found.mean_step_ms == pytest.approx(22, abs=0.1)
+    assert launch_bound.busy_ms == pytest.approx(5, abs=0.1)
     assert found.device_busy_ms is None
     assert found.device_starved_ms == pytest.approx(6, abs=0.3)
     assert found.starved_ms["tokenize"] == pytest.approx(6, abs=0.1)
     assert found.device_launch_bound_ms == pytest.approx(16, abs=0.3)
-    low = found.mean_step_ms - found.device_starved_ms - found.device_launch_bound_ms
-    assert low <= launch_bound.busy_ms <= found.mean_step_ms - found.device_starved_ms
     assert found.launch_bound == dict.fromkeys(("forward", "backward", "norm", "optimizer"), 1.0)
     assert found.bound == "launch"
-    assert found.bound_shares is not None
     assert found.bound_shares.data == pytest.approx(6 / 22, abs=0.01)
     steps = derived_steps(launch_bound.run).table
-    assert steps is not None
     assert steps.column("device_busy_ns").null_count == len(steps)
 
 
@@ -168,20 +165,15 @@ def test_replay_moves_the_launches_forward(launch_bound: Recorded) -> None:
     assert "longer" not in line
 
 
-def test_another_device_speed_is_said_to_be_known_in_part(launch_bound: Recorded) -> None:
-    """A faster device changes nothing, as it waits; of a slower one nobody knows."""
-    faster = predict([launch_bound.run], parse_edits(["device=4x"]))
+def test_another_device_speed_is_known_in_part() -> None:
+    """A faster device changes nothing, as it waits. 2 ms of launching beside 300 ms of data may be all its work."""
+    faster = predict([record(LAUNCH_BOUND).run], parse_edits(["device=4x"]))
     assert faster.speedup.median == pytest.approx(1, abs=0.01)
     assert any("may take longer than this" in one for one in assumption_lines(faster.assumptions))
-
-
-def test_little_of_a_step_that_waits_for_data_may_be_all_that_its_device_does() -> None:
-    """2 ms of launching beside 300 ms of data work: once less than 1 % of the step, and so not held by the interval."""
     kernels = {name: (max(1, count // 10), 25.0, 7.8) for name, (count, *_) in LAUNCH_BOUND.kernels.items()}
     slower = predict([record(Declared(kernels, data_ms=300)).run], parse_edits([*NO_DATA, "device=0.2x"])).step_ms
     longer = {name: (count, 25.0, 5 * 7.8) for name, (count, *_) in kernels.items()}
     truth = ledger_of(record(Declared(longer, data_ms=0))).mean_step_ms
-    assert slower.ci_high is not None
     assert slower.median < truth < slower.ci_high
 
 
@@ -192,13 +184,11 @@ def test_the_same_launches_before_longer_kernels_are_no_launch_bound_work() -> N
     recorded = record(Declared(kernels, data_ms=6))
     found = ledger_of(recorded)
     assert found.device_starved_ms == pytest.approx(found.mean_step_ms - recorded.busy_ms, abs=0.1)
-    assert found.device_open_ms is not None
     assert found.device_open_ms < 0.03 * found.mean_step_ms
     assert found.launch_bound == {}
     assert found.bound == "device"
     without = predict([recorded.run], parse_edits(NO_DATA))
     assert without.speedup.median == pytest.approx(1, abs=0.01)
-    assert without.speedup.ci_high is not None
     assert without.speedup.ci_high < 1.03
     (unknown,) = (one for one in without.assumptions if one.kind == "busy not known")
     assert unknown.names == ("optimizer",)  # it follows the norm, which the host waits for
@@ -206,8 +196,7 @@ def test_the_same_launches_before_longer_kernels_are_no_launch_bound_work() -> N
 
 def test_brackets_with_a_long_last_kernel_are_held_to_be_either() -> None:
     """400 kernels of 7.8 us, launched every 25 us, and one of 1 ms: the device waits for two thirds of the bracket, and
-    ends it well after its last launch, as one would that is behind.
-    """
+    ends it well after its last launch, as one would that is behind."""
     declared = Declared(
         {"h2d": (1, 25, 7.8), "forward": (160, 25, 7.8), "backward": (200, 25, 7.8), "norm": (4, 25, 7.8)}
         | {"optimizer": (40, 25, 7.8)},
@@ -219,8 +208,6 @@ def test_brackets_with_a_long_last_kernel_are_held_to_be_either() -> None:
     assert found.bound == "device or launch"
     assert found.device_busy_ms is None
     without = predict([recorded.run], parse_edits(NO_DATA))
-    assert without.step_ms.ci_low is not None
-    assert without.step_ms.ci_high is not None
     assert without.step_ms.ci_low <= truth.mean_step_ms * 1.005
     assert truth.mean_step_ms <= without.step_ms.ci_high * 1.005
     assert without.step_ms.ci_low < 0.99 * without.step_ms.ci_high
@@ -235,17 +222,6 @@ def test_brackets_with_a_long_last_kernel_are_held_to_be_either() -> None:
     (known,) = with_device_busy(report, [profiled("cuda", recorded.busy_ms)]).arms
     assert known.totals.bound == "launch"
     assert launch_bound_lines([known]) == []
-
-
-def test_queued_before_the_device_comes_to_it_nothing_is_open() -> None:
-    """The host runs a step ahead: all brackets are work."""
-    kernels = {name: (count, 5.0, 60.0) for name, (count, *_) in LAUNCH_BOUND.kernels.items()}
-    found = ledger_of(recorded := record(Declared(kernels, data_ms=6, check_finite=False)))
-    assert found.device_busy_ms == pytest.approx(recorded.busy_ms, rel=0.01)
-    assert found.bound == "device"
-    without = predict([recorded.run], parse_edits(NO_DATA))
-    assert without.speedup.median == pytest.approx(1, abs=0.01)
-    assert not [one for one in without.assumptions if one.kind == "busy not known"]
 
 
 def test_blocks_with_different_likely_readings_are_held_by_the_same_one() -> None:
@@ -265,6 +241,8 @@ def test_blocks_with_different_likely_readings_are_held_by_the_same_one() -> Non
             assert one.step_class is step_class
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps(tmp_path: Path) -> None:
     """Of an H200 whose host blocks at times: which steps are alike depends on the reading."""
     run = next(run for run in unpacked("h200-8b", tmp_path).runs() if run.record.control is None)
@@ -278,7 +256,7 @@ def test_each_reading_of_a_real_device_has_classes_of_its_own_for_the_steps(tmp_
                 assert np.flatnonzero(recording.step_class == number).tolist() == found.steps.tolist()
 
 
-@examples(60, derandomize=True)
+@examples(20, derandomize=True)
 @given(*ANY_RUN)
 def test_whatever_the_kernels_are_the_truth_lies_in_what_is_said(
     kernels: dict[str, tuple[int, float, float]], last_us: dict[str, float], data_ms: float, check_finite: bool
@@ -291,12 +269,8 @@ def test_whatever_the_kernels_are_the_truth_lies_in_what_is_said(
     # What is so short in a phase is taken as work. A host that runs ahead leaves its device a part of a step to do.
     close_ms = 4 * LAUNCH_TAIL_NS / MS + truth_ms / 40
     without = predict([recorded.run], parse_edits(NO_DATA)).step_ms
-    assert without.ci_low is not None
-    assert without.ci_high is not None
     assert without.ci_low - close_ms <= truth_ms <= without.ci_high + close_ms
     low, high = found.waited_range_ms or (found.waited_ms, found.waited_ms)
-    assert low is not None
-    assert high is not None
     assert low - close_ms <= found.mean_step_ms - truth_ms <= high + close_ms
     if found.bound == "device":
         assert recorded.busy_ms + close_ms > 0.9 * found.mean_step_ms
@@ -304,42 +278,5 @@ def test_whatever_the_kernels_are_the_truth_lies_in_what_is_said(
         assert abs(found.device_busy_ms - recorded.busy_ms) < close_ms + 0.01 * found.mean_step_ms
 
 
-@pytest.mark.parametrize(
-    ("shares", "bound"),
-    [
-        ((0.3, 0.1, 0.2, -0.1), "data"),
-        ((0.1, 0.3, 0.2, 0.2), "host"),
-        ((0.1, 0.1, 0.7, 0.2), "launch"),
-        ((0.04, 0.04, 0.04, 0.2), "device"),
-        ((0.04, 0.0, 0.0, 0.04), "balanced"),
-        ((0.04, 0.04, 0.04, 0.2, 0.1), "device or launch"),
-        ((0.06, 0.04, 0.04, 0.2, 0.4), "data"),
-    ],
-)
-def test_the_largest_known_share_names_the_bound(shares: tuple[float, ...], bound: str) -> None:
-    assert BoundShares(*shares).bound == bound
-
-
 def profiled(arm: str, kernel_ms: float, steps: int = 10) -> TorchProfile:
     return TorchProfile(arm, ((0, 1, 1, steps),), ProfiledOperators((), (), kernel_ms * steps), (), {}, ())
-
-
-def test_the_kernels_of_the_profiled_run_tell_the_busy_time(launch_bound: Recorded) -> None:
-    report = analyse(
-        StudyRecord(scenario="on-paper", question="?", status="done", arms=[ArmRecord("cuda")]), [launch_bound.run]
-    )
-    (arm,) = report.arms
-    assert arm.totals.device_busy_ms is None
-    (line,) = launch_bound_lines(report.arms)
-    assert "launch-bound in forward (100 % of steps)" in line
-    assert "| unknown (" in _device_table([arm], ArmNames(["cuda"]))
-    assert "at least " in _device_table([arm], ArmNames(["cuda"]))
-    (known,) = with_device_busy(report, [profiled("cuda", launch_bound.busy_ms)]).arms
-    assert known.totals.device_busy_ms == pytest.approx(launch_bound.busy_ms)
-    assert known.totals.bound_shares is not None
-    assert known.totals.bound_shares.launch == pytest.approx(11 / 22, abs=0.02)
-    assert known.totals.bound == "launch"
-    assert "(profiled window)" in _device_table([known], ArmNames(["cuda"]))
-    (filled,) = with_device_busy(report, [profiled("cuda", 16.0)]).arms  # kernels fill the brackets after all
-    assert filled.totals.bound == "data"
-    assert with_device_busy(report, [profiled("other", 5.0)]) == report

@@ -56,7 +56,6 @@ def test_inline_work_hides_behind_the_kernels_that_are_still_queued() -> None:
     found = run(spans, [(-10, 0, True), (0, 20, False)])
     assert hidden_behind(found) == {"optimizer": 7.0}  # 8 ran behind it; 1 of these is exposed, by read
     ledger = measure(found)
-    assert ledger is not None
     # Without read 2 ms earlier, without tokenize 4 ms, without both 4 ms; the means over both orders of removal.
     assert ledger.exposed_ms == {"read": 1.0, "tokenize": 3.0, "pack": 0.0, "transfer": 0.0}
     assert ledger.work_ms == {"read": 2.0, "tokenize": 10.0, "pack": 0.0, "transfer": 0.0}
@@ -77,7 +76,6 @@ def test_a_workers_work_hides_behind_phases_where_there_is_no_device() -> None:
     found = run(spans, [(0, 40, False), (40, 60, False)], workers=1)
     assert hidden_behind(found) == {"backward": 7.5, "forward": 5.0, "other": 1.5}
     ledger = measure(found)
-    assert ledger is not None
     assert ledger.hidden_ms == {"read": 0.0, "tokenize": 10.0, "pack": 4.0, "transfer": 0.0}
     assert ledger.parallel_ms["tokenize"] == 1.5
     assert ledger.exposed_ms["transfer"] == 3.0
@@ -96,7 +94,6 @@ def test_what_a_worker_does_between_steps_is_neither_hidden_nor_waited_for() -> 
     ]
     found = run(spans, [(0, 40, False), (90, 130, False)], workers=1)
     ledger = measure(found)
-    assert ledger is not None
     assert hidden_behind(found) == {"backward": 10.0}
     assert ledger.hidden_ms == {"read": 0.0, "tokenize": 10.0, "pack": 0.0, "transfer": 0.0}
     assert ledger.between_steps_ms == {"read": 0.0, "tokenize": 25.0, "pack": 0.0, "transfer": 0.0}
@@ -114,7 +111,6 @@ def test_a_wait_that_is_in_no_step_is_no_wait_of_a_step() -> None:
         ("loader-0", "tokenize", 30, 80, 2),
     ]
     ledger = measure(run(spans, [(0, 40, False), (90, 130, False)], workers=2))
-    assert ledger is not None
     assert (ledger.parallel_ms["tokenize"], ledger.between_steps_ms["tokenize"]) == (0.0, 20.0)
 
 
@@ -126,7 +122,6 @@ def test_workers_side_by_side_count_each() -> None:
     spans += [("loader-0", "tokenize", 5, 15, 1), ("loader-1", "tokenize", 5, 15, 2)]
     found = run(spans, [(0, 20, False), (20, 40, False), (40, 60, False)], workers=2)
     ledger = measure(found)
-    assert ledger is not None
     assert sum(hidden_behind(found).values()) == pytest.approx(sum(ledger.hidden_ms.values()))
     assert hidden_behind(found) == {"backward": pytest.approx(20 / 3)}
 
@@ -158,31 +153,24 @@ def test_a_blocking_call_says_what_it_cost_and_what_it_left_exposed() -> None:
     assert call.idle_ms == pytest.approx((1 + 7) / 2)  # 30..31 and 39..46
 
 
-def test_what_follows_the_last_call_lasts_until_the_steps_end() -> None:
-    spans = [("sync", "loop.py:1: item", 10, 20), ("device", "forward", 0, 18), ("device", "optimizer", 25, 100)]
-    (call,) = sync_audit(run(spans, [(0, 40, False)]))
-    assert (call.hid_ms, call.hid_behind, call.idle_ms) == (15, {"optimizer": 15}, 5)
-
-
 def test_a_batch_that_is_fetched_between_two_steps_is_in_none() -> None:
     """As while a run is suspended: what its stages took is no part of the step before."""
     spans = [("main", "fetch", start, start + 2, batch) for batch, start in enumerate((0, 12, 20))]
     spans += [("main", "tokenize", start, start + 1, batch) for batch, start in enumerate((0, 12, 20))]
     ledger = measure(run(spans, [(0, 10, False), (20, 30, False)]))
-    assert ledger is not None
     assert (ledger.work_ms["tokenize"], ledger.exposed_ms["tokenize"]) == (1.0, 1.0)
 
 
-def test_an_unannounced_call_has_no_known_cost() -> None:
+def test_an_unannounced_call_has_no_known_cost_and_the_last_one_lasts_until_the_steps_end() -> None:
+    assert sync_audit(run([("main", "fetch", 0, 5)], [(0, 10, False)])) == []
+    last = [("sync", "loop.py:1: item", 10, 20), ("device", "forward", 0, 18), ("device", "optimizer", 25, 100)]
+    (call,) = sync_audit(run(last, [(0, 40, False)]))
+    assert (call.hid_ms, call.hid_behind, call.idle_ms) == (15, {"optimizer": 15}, 5)
     spans = [("sync", "models/llama.py:7: unannounced", 3, 3), ("device", "forward", 0, 5)]
     (call,) = sync_audit(run(spans, [(0, 10, False)]))
     assert call.blocked_ms is None
     assert call.calls_per_step == 1
     assert call.site == "models/llama.py:7: unannounced"
-
-
-def test_without_blocking_calls_there_is_nothing_to_list() -> None:
-    assert sync_audit(run([("main", "fetch", 0, 5)], [(0, 10, False)])) == []
 
 
 def columns(stretches: Any) -> Stretches:

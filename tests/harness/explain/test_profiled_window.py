@@ -62,20 +62,20 @@ SHAPES = {
 
 
 def ledger_of(recorded: Recorded) -> RunLedger:
-    found = measure(recorded.run)
-    assert found is not None
-    return found
+    return measure(recorded.run)
 
 
 def waited_ms(found: RunLedger) -> tuple[float, float]:
     """The least and the most that data work may cost a step."""
     low, high = found.waited_range_ms or (found.waited_ms, found.waited_ms)
-    assert low is not None
-    assert high is not None
     return low, high
 
 
-@pytest.mark.parametrize("name", SHAPES)
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+EVERY_DAY = ("launch-bound", "a long last kernel", "a full device")
+
+
+@pytest.mark.parametrize("name", [one if one in EVERY_DAY else pytest.param(one, marks=AT_NIGHT) for one in SHAPES])
 def test_a_window_closes_what_data_costs_and_how_long_the_device_idles(name: str, tmp_path: Path) -> None:
     declared = SHAPES[name]
     recorded, truth = record(declared, tmp_path), ledger_of(record(replace(declared, data_ms=0)))
@@ -93,17 +93,10 @@ def test_a_window_closes_what_data_costs_and_how_long_the_device_idles(name: str
     assert arm.totals.device_busy_ms == pytest.approx(recorded.busy_ms, abs=close_ms)
 
 
-def test_without_the_window_the_range_stays_as_it_was() -> None:
-    found = ledger_of(record(SHAPES["mixed, no check"]))
-    low, high = waited_ms(found)
-    assert high - low > 4 * CLOSED * found.mean_step_ms
-    assert found.device_busy_ms is None
-
-
 @pytest.mark.parametrize("name", ["launch-bound", "a long last kernel", "a CUDA graph before small kernels"])
 def test_kernels_belong_to_the_phase_that_launched_them(name: str, tmp_path: Path) -> None:
     """However late they run: of a CUDA graph long after the launch, in the bracket of the next phase's launches."""
-    declared = SHAPES[name]
+    declared = replace(SHAPES[name], steps=8)
     found = kernel_times_of(record(declared, tmp_path).run)
     assert set(found) == set(declared.kernels)
     for phase, (count, _, kernel_us) in declared.kernels.items():
@@ -114,19 +107,23 @@ def test_kernels_belong_to_the_phase_that_launched_them(name: str, tmp_path: Pat
 def test_profiled_steps_that_differ_leave_as_much_open(tmp_path: Path) -> None:
     """Every second step has kernels of 15 instead of 5 us: the mean of three steps is not that of all."""
     declared = replace(LONG_LAST, scatter=1.0)
-    run = record(declared, tmp_path).run
-    times = kernel_times_of(run)["forward"]
+    recorded = record(declared, tmp_path)
+    times = kernel_times_of(recorded.run)["forward"]
     assert times.most_ns > 2 * times.least_ns
     assert times.least_ns < times.usual_ns < times.most_ns
-    found, truth = ledger_of(record(declared, tmp_path)), ledger_of(record(replace(declared, data_ms=0)))
+    found, truth = ledger_of(recorded), ledger_of(record(replace(declared, data_ms=0)))
     low, high = waited_ms(found)
     assert low - 0.2 <= found.mean_step_ms - truth.mean_step_ms <= high + 0.2
 
 
+@pytest.fixture(scope="module")
+def short() -> Declared:
+    return replace(LONG_LAST, steps=8)
+
+
 @pytest.mark.parametrize("lost", ["the file", "the kernels", "a step's mark", "some phase's kernels"])
-def test_a_window_that_is_not_whole_closes_nothing(lost: str, tmp_path: Path) -> None:
-    without = ledger_of(record(LONG_LAST))
-    run = record(LONG_LAST, tmp_path).run
+def test_a_window_that_is_not_whole_closes_nothing(lost: str, tmp_path: Path, short: Declared) -> None:
+    run = record(short, tmp_path).run
     (path,) = tmp_path.iterdir()
     text = path.read_text()
     if lost == "the file":
@@ -138,16 +135,16 @@ def test_a_window_that_is_not_whole_closes_nothing(lost: str, tmp_path: Path) ->
     else:
         path.write_text(text.replace('"cat": "kernel"', '"cat": "overhead"', text.count('"cat": "kernel"') // 2))
     found = measure(run)
-    assert found is not None
     if lost == "some phase's kernels":
         assert "forward" not in kernel_times_of(run)
     else:
         assert kernel_times_of(run) == {}
-        assert waited_ms(found) == pytest.approx(waited_ms(without), abs=0.1)
+        low, high = waited_ms(found)
+        assert high - low > CLOSED * found.mean_step_ms  # as it was without the window
 
 
-def test_a_window_of_another_arm_says_nothing(tmp_path: Path) -> None:
-    run = record(LONG_LAST, tmp_path).run
+def test_a_window_of_another_arm_says_nothing(tmp_path: Path, short: Declared) -> None:
+    run = record(short, tmp_path).run
     assert kernel_times_of(run)
     other = RunData(replace(run.record, arm="other"), run.steps, run.spans, None, windows=run.windows)
     assert kernel_times_of(other) == {}
@@ -155,6 +152,8 @@ def test_a_window_of_another_arm_says_nothing(tmp_path: Path) -> None:
     assert kernel_times_of(again) == kernel_times_of(run)  # in every block the same kernels run
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @examples(40, derandomize=True)
 @given(*ANY_RUN)
 def test_whatever_the_kernels_are_the_range_closes_around_the_truth(
@@ -174,6 +173,8 @@ def test_whatever_the_kernels_are_the_range_closes_around_the_truth(
     assert low - close_ms <= found.mean_step_ms - truth_ms <= high + close_ms
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_real_card_kernels_last_as_long_as_the_phases_of_other_steps_whose_work_is_known(tmp_path: Path) -> None:
     """Of an H200: the profiled run and the measured ones, a process each. Its device never idles."""
     study = unpacked("compile-gpu", tmp_path)
@@ -193,9 +194,7 @@ def test_on_a_real_card_kernels_last_as_long_as_the_phases_of_other_steps_whose_
     profiles = [one for one in probe_results(runs, files.profiled).profiles if one.arm in step_ms]
     assert profiles
     for profile in profiles:
-        assert profile.launched_ms is not None
         assert profile.launched_ms / profile.steps == pytest.approx(step_ms[profile.arm], rel=0.03)
-        assert profile.operators.device_ms is not None
         assert profile.operators.device_ms > 1.1 * profile.launched_ms  # those of the step before the window
 
 

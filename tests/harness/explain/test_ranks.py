@@ -22,9 +22,7 @@ def run(arm: Arm) -> RunData:
 
 
 def steps(arm: Arm) -> RankSteps:
-    found = rank_steps(run(arm))
-    assert found is not None
-    return found
+    return rank_steps(run(arm))
 
 
 def with_spans(one: RunData, changed: list[dict[str, Any]]) -> RunData:
@@ -33,7 +31,6 @@ def with_spans(one: RunData, changed: list[dict[str, Any]]) -> RunData:
 
 
 def spans(one: RunData) -> list[dict[str, Any]]:
-    assert one.spans is not None
     found: list[dict[str, Any]] = one.spans.to_pylist()
     return found
 
@@ -58,7 +55,6 @@ def test_a_phase_within_another_one_counts_once_and_a_fetch_within_one_not_at_al
         for name, since in (("log", 0), ("fetch", 2 * MS))
     ]
     found = rank_steps(with_spans(one, [*spans(one), *inner]))
-    assert found is not None
     assert found.off_core.tolist() == [pytest.approx(1.5 * MS, abs=100)] * len(found.step)  # the fetch is 1 ms of it
 
 
@@ -79,7 +75,6 @@ def test_all_are_faster_only_if_every_rank_can_do_without(third_waits: float, ga
         "rank-2": Arm("rank-2", tokenize=4.0, compute=longer, off_core={"backward": third_waits}, facts=FACTS, **data),
     }
     found = group_gain({name: {0: steps(arm)} for name, arm in ranks.items()})
-    assert found is not None
     assert found.slowest == "rank-0"
     assert found.slowest_alike.median == pytest.approx(gain, rel=0.001)
     assert found.without_data.median == pytest.approx(36.0 / (36.0 - (10.0 if third_waits else 4.0)), rel=0.001)
@@ -95,6 +90,5 @@ def test_what_a_rank_does_without_a_core_outside_of_its_backward_pass_may_be_its
         "rank-1": Arm("rank-1", tokenize=4.0, compute=uploads, off_core={"optimizer": 6.0}, facts=FACTS, **data),
     }
     found = group_gain({name: {0: steps(arm)} for name, arm in ranks.items()})
-    assert found is not None
     assert found.slowest_alike.median == pytest.approx(1.0, abs=0.001)
     assert found.slowest_alike.ci_high == pytest.approx(37.0 / 31.0, rel=0.005)

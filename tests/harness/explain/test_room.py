@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.explain import bounds
-from harness.explain.bounds import BoundShares
+from harness.explain import policy
 from harness.explain.ledger import RunLedger, measure
 from harness.explain.policy import ROOM_FELT_SHARE
 from tests.cuda_stream import Declared, record
@@ -33,9 +32,7 @@ LONG = Declared(
 
 
 def measured(declared: Declared) -> RunLedger:
-    found = measure(record(declared).run)
-    assert found is not None
-    return found
+    return measure(record(declared).run)
 
 
 def test_the_tail_behind_the_fetch_is_room() -> None:
@@ -66,7 +63,6 @@ def test_every_fourth_batch_that_uses_the_tail_leaves_no_room() -> None:
 def test_a_queue_of_many_steps_is_no_room_for_each_of_them() -> None:
     """Nothing blocks: the device gets further and further behind, by 1 ms a step, which is all that a step may add."""
     found = measured(replace(LONG, data_ms=37.1 - 0.86 - 1, check_finite=False))
-    assert found.device_slack_ms is not None
     assert found.device_slack_ms > 9
     assert found.device_room_ms == pytest.approx(1, abs=0.1)
 
@@ -76,16 +72,8 @@ def test_a_host_that_a_full_queue_may_hold_has_room_that_nobody_knows() -> None:
     free = replace(LONG, check_finite=False, queue=80, steps=60)
     found = measured(free)
     assert measured(replace(free, data_ms=13)).mean_step_ms == pytest.approx(found.mean_step_ms, rel=0.001)
-    assert found.device_room_ms is not None
     assert math.isnan(found.device_room_ms)
     assert found.bound == "device"
-
-
-def test_loader_workers_that_never_rest_are_what_limits_a_step_that_waits_for_them() -> None:
-    """Were there fewer launches, the same batches would be waited for longer."""
-    assert BoundShares(data=0.08, host=0.0, launch=0.87, room=0.0, loader=1.0).bound == "data"
-    assert BoundShares(data=0.08, host=0.0, launch=0.87, room=0.0, loader=0.5).bound == "launch"
-    assert BoundShares(data=0.02, host=0.0, launch=0.87, room=0.0, loader=1.0).bound == "launch"
 
 
 @pytest.mark.parametrize(
@@ -102,8 +90,6 @@ def test_workers_are_at_work_while_they_build_within_a_step(pipeline: dict[str, 
     device = {"h2d": 0.2, "forward": 7.0, "backward": 12.0, "norm": 0.5, "optimizer": 2.0}
     truth = Truth(device=device, jitter=0.0, spread=0.0, steps=48).having(**pipeline)
     found = measure(oracle.run(truth))
-    assert found is not None
-    assert found.bound_shares is not None
     assert found.bound_shares.loader == pytest.approx(at_work, abs=0.04)
 
 
@@ -118,16 +104,15 @@ def test_workers_are_at_work_while_they_build_within_a_step(pipeline: dict[str, 
     st.floats(0.02, 6),
     st.floats(0.2, 3),
 )
-@examples(25)
+@examples(15)
 def test_what_there_is_room_for_costs_next_to_nothing(
     data_ms: float, every: int, longer_ms: float, device: float, finite: bool, copying_ms: float, host: float
 ) -> None:
     kernels = {name: (count, us * host, work * device) for name, (count, us, work) in LONG.kernels.items()}
     kernels["h2d"] = (1, 1000 * copying_ms, 100)
-    declared = replace(LONG, kernels=kernels, data_ms=data_ms, slow=(every, longer_ms), check_finite=finite, steps=60)
+    declared = replace(LONG, kernels=kernels, data_ms=data_ms, slow=(every, longer_ms), check_finite=finite, steps=40)
     as_it_is = measured(declared)
     room_ms = as_it_is.device_room_ms
-    assert room_ms is not None
     if as_it_is.bound not in ("device", "balanced"):
         return
     if math.isnan(room_ms):  # a queue may have been full: nothing is promised, and no room is denied either
@@ -137,14 +122,15 @@ def test_what_there_is_room_for_costs_next_to_nothing(
     assert with_more.mean_step_ms - as_it_is.mean_step_ms <= ROOM_FELT_SHARE * room_ms + 0.05
 
 
-@pytest.mark.parametrize("data_ms", [36.5, 37.0, 37.8])
+@pytest.mark.parametrize("data_ms", [36.5, 37.8])
 def test_a_host_that_is_slower_than_its_device_is_not_held_by_it(data_ms: float) -> None:
     """The device is behind by the same time at the end of every step, and runs dry in it: no queue was full."""
-    slower = replace(LONG, data_ms=data_ms, check_finite=False, steps=60)
-    assert measured(slower).device_room_ms == pytest.approx(0, abs=0.1)
-    assert measured(slower).bound == "balanced"
-    later_ms = measured(replace(slower, data_ms=data_ms + 2)).mean_step_ms - measured(slower).mean_step_ms
-    assert later_ms == pytest.approx(2, abs=0.1)
+    slower = replace(LONG, data_ms=data_ms, check_finite=False, steps=30)
+    found = measured(slower)
+    assert found.device_room_ms == pytest.approx(0, abs=0.1)
+    assert found.bound == "balanced"
+    later = measured(replace(slower, data_ms=data_ms + 2))
+    assert later.mean_step_ms - found.mean_step_ms == pytest.approx(2, abs=0.1)
 
 
 def test_a_device_that_waits_within_a_copy_is_not_held_behind_a_full_queue() -> None:
@@ -159,11 +145,10 @@ def test_a_device_that_waits_within_a_copy_is_not_held_behind_a_full_queue() -> 
 
 def test_a_few_steps_do_not_tell_a_full_queue() -> None:
     found = measured(replace(LONG, check_finite=False, steps=3))
-    assert found.device_room_ms is not None
     assert not math.isnan(found.device_room_ms)
 
 
 def test_a_long_run_has_the_room_of_its_end_where_that_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "ROOM_STEPS_MAX", 20)
+    monkeypatch.setattr(policy, "ROOM_STEPS_MAX", 20)
     found = measured(replace(LONG, longer=(43, 3.0), steps=80))  # and three to warm up
     assert found.device_room_ms == pytest.approx(1.7 / 0.9, abs=0.05)

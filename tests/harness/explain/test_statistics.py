@@ -14,11 +14,9 @@ from tests.examples import examples
 
 POSITIVE = st.floats(1e-3, 1e6)
 VALUES = st.dictionaries(
-    st.integers(0, 9),
-    st.dictionaries(st.integers(0, 5), st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=6),
-    min_size=1,
-    max_size=8,
-)
+    st.integers(0, 9), st.dictionaries(st.integers(0, 5), st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=6),
+    min_size=1, max_size=8,
+)  # fmt: skip
 
 
 def paired_ratio(
@@ -46,8 +44,22 @@ def simulate(generator, blocks, repetitions, block_noise, repetition_noise, log_
     return baseline, candidate
 
 
-@pytest.mark.parametrize("blocks", [3, 5, 8])
-@pytest.mark.parametrize(("block_noise", "repetition_noise"), [(0.02, 0.0), (0.02, 0.02), (0.0, 0.02)])
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "block_noise", "repetition_noise"),
+    [
+        (3, 0.02, 0.02),
+        (8, 0.0, 0.02),
+        *(
+            pytest.param(blocks, *noise, marks=AT_NIGHT)
+            for blocks in (3, 5, 8)
+            for noise in ((0.02, 0.0), (0.02, 0.02), (0.0, 0.02))
+            if (blocks, *noise) not in ((3, 0.02, 0.02), (8, 0.0, 0.02))
+        ),
+    ],
+)
 def test_the_interval_covers_the_truth(blocks, block_noise, repetition_noise):
     generator = np.random.default_rng(7)
     covered = []
@@ -56,15 +68,6 @@ def test_the_interval_covers_the_truth(blocks, block_noise, repetition_noise):
         ratio = paired_ratio(*arms, dict.fromkeys(range(blocks), True))
         covered.append(ratio.ci_low <= math.exp(-0.05) <= ratio.ci_high)
     assert np.mean(covered) >= 0.91  # claims 0.95; the standard error of 200 trials is 0.015
-
-
-def test_more_blocks_narrow_the_interval():
-    widths = []
-    for blocks in (3, 6, 12):
-        generator = np.random.default_rng(1)
-        ratios = [paired_ratio(*simulate(generator, blocks, 4, 0.02, 0.02, 0.0)) for _ in range(50)]
-        widths.append(np.median([ratio.ci_high - ratio.ci_low for ratio in ratios]))
-    assert widths[0] > 1.5 * widths[1] > 2 * widths[2]
 
 
 def test_pairing_by_repetition_cancels_a_drift_that_pairing_by_block_cannot():
@@ -79,7 +82,7 @@ def test_pairing_by_repetition_cancels_a_drift_that_pairing_by_block_cannot():
 
 
 @given(VALUES, VALUES, st.booleans())
-@examples(50)
+@examples(25)
 def test_swapping_baseline_and_candidate_inverts_the_ratio(first, second, paired):
     by_repetition = dict.fromkeys(range(10), paired)
     ratio, swapped = paired_ratio(first, second, by_repetition), paired_ratio(second, first, by_repetition)
@@ -95,7 +98,7 @@ def test_swapping_baseline_and_candidate_inverts_the_ratio(first, second, paired
 
 
 @given(VALUES, st.floats(0.01, 100))
-@examples(50)
+@examples(25)
 def test_scaling_all_values_scales_the_estimate(values, factor):
     scaled = {
         block: {repetition: (amount * factor, per) for repetition, (amount, per) in repetitions.items()}
@@ -106,19 +109,6 @@ def test_scaling_all_values_scales_the_estimate(values, factor):
     if first.ci_low is not None:
         assert second.ci_low == pytest.approx(first.ci_low * factor)
         assert first.ci_low <= first.median <= first.ci_high
-
-
-@given(VALUES, VALUES, st.randoms())
-@examples(50)
-def test_the_order_of_blocks_and_repetitions_does_not_matter(first, second, random):
-    def shuffled(values):
-        blocks = list(values.items())
-        random.shuffle(blocks)
-        return {
-            block: dict(random.sample(list(repetitions.items()), len(repetitions))) for block, repetitions in blocks
-        }
-
-    assert paired_ratio(first, second) == paired_ratio(shuffled(first), shuffled(second))
 
 
 def test_two_blocks_give_a_median_but_no_interval():
@@ -161,13 +151,13 @@ SIGNED = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8)
 
 def test_on_a_linear_scale_the_interval_covers_a_truth_of_any_sign():
     generator = np.random.default_rng(5)
-    for truth in (-2.0, 0.0, 0.5):
+    for truth in (-2.0, 0.0):
         found = [from_block_values(list(generator.normal(truth, 0.3, 5))) for _ in range(200)]
         assert np.mean([one.ci_low <= truth <= one.ci_high for one in found]) >= 0.91
 
 
 @given(SIGNED, st.floats(-50, 50), st.floats(0.01, 50))
-@examples(50)
+@examples(25)
 def test_on_a_linear_scale_shift_unit_and_sign_go_through(values, shift, factor):
     def bounds(found):
         return [found.median, *(bound for bound in (found.ci_low, found.ci_high) if bound is not None)]
@@ -181,7 +171,7 @@ def test_on_a_linear_scale_shift_unit_and_sign_go_through(values, shift, factor)
 
 
 @given(SIGNED.map(lambda values: [value / 100 for value in values]))
-@examples(50)
+@examples(25)
 def test_on_a_log_scale_it_is_the_same_interval_of_the_logs(logs):
     of_logs, of_values = from_block_values(logs), from_blocks(logs)
     assert of_values.median == math.exp(of_logs.median)

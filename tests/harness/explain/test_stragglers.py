@@ -46,10 +46,8 @@ def run(
     checkpoint_ms: float = 0.0,
 ) -> RunData:
     """Steps of tokenize, forward 9 ms, backward 10 ms, exchange 1 ms after the last arrival, optimizer 2 ms.
-
     ``burst_ms``: what rank 1 tokenizes longer in the steps ``bursts``. ``checkpoint_ms``: what rank 0 does after the
-    optimizer of each second step, and then it begins the next one so much later.
-    """
+    optimizer of each second step, and then it begins the next one so much later."""
     path = StudyFolder(folder).run(arm, block)
     generator = np.random.default_rng(seed)
     steps: list[dict[str, list[Any]]] = [{name: [] for name, _ in STEP_COLUMNS} for _ in range(2)]
@@ -101,15 +99,12 @@ def _span(spans: dict[str, list[Any]], role: str, rank: int, name: str, batch: i
 
 
 def report(one: RunData) -> RanksReport:
-    found = ranks_of([one])
-    assert found is not None
-    return found
+    return ranks_of([one])
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_the_rank_and_the_stage_are_named_with_what_they_cost(tmp_path: Path, parallel: str) -> None:
     found = report(run(tmp_path, (5.0, 25.0), parallel=parallel))
-    assert found.straggler is not None
     assert (found.straggler.number, found.straggler.part) == (1, "tokenize")
     assert found.straggler.saved_ms == pytest.approx(20, rel=1e-3)
     assert found.step_ms == pytest.approx(25 + 9 + 10 + 1 + 2, rel=1e-3)
@@ -118,45 +113,37 @@ def test_the_rank_and_the_stage_are_named_with_what_they_cost(tmp_path: Path, pa
     assert found.exchange_ms == (pytest.approx(1, rel=1e-3) if parallel == "ddp" else None)
     each = TOKENS / found.step_ms * 1e3
     assert [one.tokens_per_s for one in found.ranks] == pytest.approx([each, each])
+    assert found.data_costs_ms == pytest.approx(25, rel=1e-3)  # without data a step is what all ranks then need
 
 
 def test_a_rank_that_saves_checkpoints_makes_the_others_wait(tmp_path: Path) -> None:
     found = report(run(tmp_path, (5.0, 6.0), checkpoint_ms=40.0))
-    assert found.straggler is not None
     assert (found.straggler.number, found.straggler.part) == (0, "checkpoint")
     assert found.straggler.saved_ms == pytest.approx(39 / 2, rel=0.1)  # each second step, in which rank 1 then is last
     assert found.ranks[1].wait_ms == pytest.approx(39 / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_without_data_a_step_is_what_all_ranks_then_need(tmp_path: Path, parallel: str) -> None:
-    found = report(run(tmp_path, (5.0, 25.0), parallel=parallel))
-    assert found.data_costs_ms == pytest.approx(25, rel=1e-3)
-
-
-def test_the_ceiling_of_ranks_is_not_that_of_one_that_waits_for_another(tmp_path: Path) -> None:
-    """Rank 0 fetches for 5 ms, and its 20 ms of waiting for rank 1 lie in its backward pass."""
-    times = {"slow": (5.0, 25.0), "even": (5.0, 5.0)}
-    for block in range(5):
-        for arm, tokenize_ms in times.items():
-            run(tmp_path, tokenize_ms, arm=arm, block=block)
-    found = report_of(tmp_path, "ddp")
+def test_the_ceiling_of_ranks_is_not_that_of_one_that_waits_for_another(tmp_path: Path, parallel: str) -> None:
+    """Rank 0 fetches for 5 ms, and its 20 ms of waiting for rank 1 lie in its backward pass.
+    With micro-batches under fsdp it is not known what ranks wait for."""
+    micro = {"parallel": parallel, "accumulation": 4 if parallel == "fsdp" else 1}
+    for block in range(3):
+        for arm, tokenize_ms in {"slow": (5.0, 25.0), "even": (5.0, 5.0)}.items():
+            run(tmp_path, tokenize_ms, arm=arm, block=block, **micro)  # type: ignore[arg-type]
+    arms = [ArmRecord("slow"), ArmRecord("even")]
+    pairs = [ComparisonRecord("slow", "even")]
+    study = StudyRecord("ranks", parallel, "done", arms=arms, comparisons=pairs, blocks=3)
+    found = analyse(study, list(StudyFolder(tmp_path).runs()))
     (one,) = found.compared
-    assert one.measured.ceiling is not None
+    if parallel == "fsdp":
+        assert one.measured.ceiling is None
+        assert "No ceiling (its ranks wait for one another for an unknown reason)" in comparison_sentence(one)
+        return
     assert one.measured.ratio.median == pytest.approx(47 / 27, rel=1e-3)
     assert one.measured.ceiling.median == pytest.approx(47 / 22, rel=1e-3)
-    assert f"Without any data work of any rank slow would be {47 / 22:.2f}x as fast" in reasons(found)
+    assert f"Without any data work of any rank slow would be {47 / 22:.2f}x as fast" in comparison_sentence(one)
     assert "Data work takes rank 0 of slow 5.00 of 47.0 ms a step; the step waits for all of it." in headline(found)
-
-
-def test_no_ceiling_where_nobody_knows_what_ranks_wait_for(tmp_path: Path) -> None:
-    for block in range(5):
-        for arm, tokenize_ms in {"slow": (5.0, 25.0), "even": (5.0, 5.0)}.items():
-            run(tmp_path, tokenize_ms, parallel="fsdp", accumulation=4, arm=arm, block=block)
-    found = report_of(tmp_path, "fsdp")
-    (one,) = found.compared
-    assert one.measured.ceiling is None
-    assert "No ceiling (its ranks wait for one another for an unknown reason)" in reasons(found)
 
 
 def test_what_a_lone_arm_of_ranks_waits_for_is_said_of_the_rank_that_it_is_of(tmp_path: Path) -> None:
@@ -168,22 +155,9 @@ def test_what_a_lone_arm_of_ranks_waits_for_is_said_of_the_rank_that_it_is_of(tm
     assert "Rank 0: It hardly waits for data (0.10 ms)." in said
     assert "rank 1 makes the others wait" in said
     (arm,) = found.arms
-    assert arm.ranks is not None
-    assert arm.ranks.straggler is not None
     elsewhere = replace(arm, ranks=replace(arm.ranks, straggler=replace(arm.ranks.straggler, part="other")))
     (line,) = rank_lines([elsewhere], ArmNames([]))
     assert "for work outside of all phases (other)." in line.text
-
-
-def report_of(folder: Path, question: str) -> StudyReport:
-    """``even`` against ``slow``."""
-    arms = [ArmRecord("slow"), ArmRecord("even")]
-    study = StudyRecord("ranks", question, "done", arms=arms, comparisons=[ComparisonRecord("slow", "even")], blocks=5)
-    return analyse(study, list(StudyFolder(folder).runs()))
-
-
-def reasons(found: StudyReport) -> str:
-    return " ".join(comparison_sentence(one) for one in found.compared)
 
 
 def headline(found: StudyReport) -> str:
@@ -195,25 +169,28 @@ def test_scatter_that_both_have_is_charged_to_nobody(tmp_path: Path) -> None:
     found = report(run(tmp_path, (5.0, 5.0), scatter_ms=10.0))
     assert all(one.wait_ms is not None and one.wait_ms > 2 for one in found.ranks)
     assert found.straggler is None or found.straggler.saved_ms < 2
+    scattered = sentence(report(run(tmp_path / "other", (5.0, 5.0), scatter_ms=10.0, seed=1)))
+    assert "no rank is surely the one that the others wait for (rank " in scattered  # waits are not denied
+    assert "no rank is the one" in sentence(report(run(tmp_path / "even", (5.0, 5.0))))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_scatter_alone_names_nobody_in_nineteen_of_twenty_studies(tmp_path: Path, count: int) -> None:
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("count", "studies"), [(1, 6), *(pytest.param(one, 20, marks=AT_NIGHT) for one in (1, 3))])
+def test_scatter_alone_names_nobody_in_nineteen_of_twenty_studies(tmp_path: Path, count: int, studies: int) -> None:
     """Ranks that are alike: one of them takes longer by chance in any study."""
     named = 0
-    for study in range(20):
+    for study in range(studies):
         blocks = [run(tmp_path / f"{study}-{one}", (5.0, 5.0), 10.0, seed=100 * study + one) for one in range(count)]
-        found = ranks_of(blocks)
-        assert found is not None
-        named += found.straggler is not None
-    assert named <= 1
+        named += ranks_of(blocks).straggler is not None
+    assert named <= studies // 20
 
 
 def test_a_rank_that_is_slow_in_few_steps_costs_what_those_cost(tmp_path: Path) -> None:
     """80 ms longer in each fourth step: 20 ms a step on average, all of which would be saved."""
     found = report(run(tmp_path / "bursts", (5.0, 5.0), burst_ms=80.0))
     even = report(run(tmp_path / "even", (5.0, 5.0)))
-    assert found.straggler is not None
     assert (found.straggler.number, found.straggler.part) == (1, "tokenize")
     assert found.straggler.saved_ms == pytest.approx(20 * 40 / 38, rel=0.01)  # the first two steps are warm-up
     assert found.without_straggler_ms == pytest.approx(even.step_ms, rel=0.01)
@@ -233,13 +210,6 @@ def sentence(found: RanksReport) -> str:
     return line.text
 
 
-def test_waits_that_nobody_is_named_for_are_not_denied(tmp_path: Path) -> None:
-    """Ranks that wait for one another by turns, a fifth of the step: somebody is waited for, and no one of them."""
-    scattered = sentence(report(run(tmp_path / "scattered", (5.0, 5.0), scatter_ms=10.0, seed=1)))
-    assert "no rank is surely the one that the others wait for (rank " in scattered
-    assert "no rank is the one" in sentence(report(run(tmp_path / "even", (5.0, 5.0))))
-
-
 def test_micro_batches_under_fsdp_hide_who_waits(tmp_path: Path) -> None:
     found = report(run(tmp_path, (5.0, 25.0), parallel="fsdp", accumulation=4))
     assert found.straggler is None
@@ -248,23 +218,13 @@ def test_micro_batches_under_fsdp_hide_who_waits(tmp_path: Path) -> None:
     assert report(run(tmp_path / "ddp", (5.0, 25.0), accumulation=4)).straggler is not None
 
 
-def test_what_fsdp_waits_for_within_its_passes_is_not_denied(tmp_path: Path) -> None:
-    """Ranks come to their first forward pass together, whichever of them computes slowly within it."""
-    said = sentence(report(run(tmp_path, (5.0, 5.0), parallel="fsdp")))
-    assert "no rank is the one that the others wait for before their first forward pass" in said
-    assert "within the passes waits cannot be separated from computing" in said
-
-
 def test_blocks_that_name_different_ranks_name_none(tmp_path: Path) -> None:
     slow = [(25.0, 5.0), (5.0, 25.0), (5.0, 26.0), (5.0, 27.0), (5.0, 28.0)]
     blocks = [run(tmp_path / str(place), times) for place, times in enumerate(slow)]
     most = ranks_of(blocks)
-    assert most is not None
-    assert most.straggler is not None
     assert most.straggler.number == 1
     assert most.straggler.saved_ms == pytest.approx((20 + 21 + 22 + 23) / 4, rel=1e-3)
     fewer = ranks_of(blocks[:4])
-    assert fewer is not None
     assert fewer.straggler is None
     assert fewer.without_straggler_ms == fewer.step_ms
 
@@ -272,14 +232,12 @@ def test_blocks_that_name_different_ranks_name_none(tmp_path: Path) -> None:
 def test_what_a_straggler_costs_beside_scatter_is_what_is_saved_without_it(tmp_path: Path) -> None:
     slow = report(run(tmp_path / "slow", (5.0, 25.0), scatter_ms=10.0))
     even = report(run(tmp_path / "even", (5.0, 5.0), scatter_ms=10.0))
-    assert slow.straggler is not None
     assert (slow.straggler.number, slow.straggler.part) == (1, "tokenize")
     assert slow.without_straggler_ms == pytest.approx(even.step_ms, rel=0.03)
 
 
 def test_a_damaged_table_of_another_rank_is_not_read(tmp_path: Path) -> None:
     one = run(tmp_path, (5.0, 25.0))
-    assert one.folder is not None
     path = one.folder / rank_file("steps", 1)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert ranks_of([one]) is None

@@ -45,7 +45,6 @@ GROWING = {
 def test_the_part_that_grows_and_its_cost_are_found(case: str) -> None:
     parts, part, ms = GROWING[case]
     one = found(parts)
-    assert one is not None
     assert one.part == part
     assert one.ms == pytest.approx(ms, rel=0.12)
     assert one.low_ms < one.ms < one.high_ms
@@ -58,7 +57,6 @@ def test_steps_before_the_measured_ones_have_grown_as_well(share: float) -> None
     before = round(share * STEPS)
     growth = 0.1 * np.arange(before, before + STEPS)
     one = trend((5 + growth) * SCATTER, {}, CONSTANT, before=before)
-    assert one is not None
     assert one.ms == pytest.approx(growth.mean(), rel=0.1)
     assert one.first_ms == pytest.approx(5, rel=0.1)
     assert one.low_ms < one.ms < one.high_ms
@@ -69,28 +67,24 @@ def test_growth_is_not_traced_back_for_longer_than_the_limit() -> None:
     begins = []
     for before in (policy.TREND_BEFORE_MAX * STEPS, 10 * STEPS):
         one = trend(wall_ms, {}, CONSTANT, before=round(before))
-        assert one is not None
         begins.append(one.first_ms)
     assert begins == pytest.approx([50 - 0.1 * policy.TREND_BEFORE_MAX * STEPS] * 2, abs=0.1)
 
 
 def test_a_part_that_grows_has_not_been_shorter_than_nothing() -> None:
     one = trend(20 + 0.1 * np.arange(STEPS), {"forward": np.full(STEPS, 19.0)}, CONSTANT, before=50)
-    assert one is not None
     assert one.first_ms >= 19.0
 
 
 LONG = np.where(np.arange(STEPS) % 40 == 39, 300.0, 0.0)
 RATIO = policy.TREND_RATIO_MIN
 SILENT = {
-    "constant": split(5 * CONSTANT),
-    "a drift below the ratio": split(5 + 10 * (RATIO - 1.05) * TIME),
-    "shorter": split(15 - 10 * TIME),
-    "a step up": split(np.where(TIME < 0.3, 5.0, 15.0)),
+    "constant": split(5 * CONSTANT), "a drift below the ratio": split(5 + 10 * (RATIO - 1.05) * TIME),
+    "shorter": split(15 - 10 * TIME), "a step up": split(np.where(TIME < 0.3, 5.0, 15.0)),
     "a queue that drains": split(5 + 10 * np.minimum(TIME / 0.4, 1)),
     "a few long steps, more often in the end": split(5 + LONG * (TIME > 0.5)),
     "a slower machine": {name: ms * (1 + TIME) for name, ms in split(5 * CONSTANT).items()},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SILENT)

@@ -30,6 +30,12 @@ def advice(*arms: Arm, compared: bool = True, **how: object) -> ArmAdvice:
     return analyse(study, runs).advice[0]
 
 
+@pytest.fixture(scope="module")
+def slow_text() -> ArmAdvice:
+    """10 ms of tokenizing in front of 29.7 ms of compute: one worker's time hides behind the step."""
+    return advice(text(tokenize=10.0), compared=False)
+
+
 def text(**changes: object) -> Arm:
     return Arm("text", declared={"data.path": "text-padded"}, **changes)
 
@@ -38,14 +44,14 @@ def by_change(found: ArmAdvice) -> dict[str, Advice]:
     return {one.change: one for one in found.options}
 
 
-def test_workers_hide_inline_tokenizing_and_two_do() -> None:
-    """10 ms of tokenizing in front of 29.7 ms of compute: one worker's time hides behind the step."""
-    found = by_change(advice(text(tokenize=10.0), compared=False))
+def test_workers_hide_inline_tokenizing_and_two_do(slow_text: ArmAdvice) -> None:
+    found = by_change(slow_text)
     assert found["workers=2"].worth
     assert found["workers=2"].speedup.median > 1.2
     assert found["workers=4"].speedup.median == pytest.approx(found["workers=2"].speedup.median, rel=0.02)
     assert not found["workers=4"].worth  # two are as good
     assert found["tokenize=0"].speedup.median == pytest.approx(40.02 / 30.02, rel=0.02)
+    assert "No noise floor" not in next_steps([slow_text], ArmNames(["text"])).note
 
 
 def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
@@ -55,11 +61,8 @@ def test_what_an_arm_has_measured_is_not_to_be_tried_next() -> None:
     assert options["tokens"].cost == "its data path"
     for change in ("tokens", "tokenize=0"):
         measured = options[change].measured
-        assert measured is not None
         assert measured.median == pytest.approx(options[change].speedup.median, rel=0.02)
     steps = next_steps([found], ArmNames(["text", "tokens"]))
-    assert "covers none to 3 times the usual" in steps.note
-    assert "Each worker is assumed to be as fast as the main thread." in steps.note
     ranked = steps.ranked
     assert len(ranked) == 1
     assert ranked[0].startswith("With 2 loader workers text would be")
@@ -79,9 +82,7 @@ def test_a_number_of_workers_that_measured_otherwise_than_predicted_withholds_th
     arrives_ms: float, contradicts: bool
 ) -> None:
     """ "With 4 loader workers 3.36x" was advised where 2 had measured 1.51x of the 2.56x that replay predicts of them.
-
-    What is not known of workers: 60 ms that each batch of theirs takes on its way.
-    """
+    What is not known of workers: 60 ms that each batch of theirs takes on its way."""
     slow = text(tokenize=100.0)
     two = Arm("two", tokenize=50.0, transfer=arrives_ms, workers=2, declared={"data.path": "text-padded"})
     arms = [slow, *slow.controls("a-a"), two]
@@ -124,20 +125,16 @@ def test_a_prediction_is_contradicted_where_neither_interval_holds_the_other_med
     assert not contradicts(replayed, serial, None, 0.05)
 
 
-def test_advice_of_workers_for_an_iterable_dataset_says_that_each_serves_all_of_it() -> None:
+def test_advice_of_workers_for_an_iterable_dataset_says_that_each_serves_all_of_it(slow_text: ArmAdvice) -> None:
     """ "1.3x as fast, worth it" was said of one that does not share itself out: two workers train everything twice."""
-    notes = [
-        next_steps([advice(text(tokenize=10.0, facts={"iterable": one}), compared=False)], ArmNames(["text"])).note
-        for one in (True, False)
-    ]
     caveat = "The dataset of text is iterable: every worker serves all items unless the dataset splits them"
-    assert [caveat in note for note in notes] == [True, False]
+    assert caveat not in next_steps([slow_text], ArmNames(["text"])).note
     study, runs = build([text(tokenize=10.0, facts={"iterable": True})], blocks=3, noise=QUIET)
     assert page_of(analyse(study, runs)).count(caveat) == 2  # also below the table that says "worth it"
     source = {"data.source": "mine:rows"}
     workers = Arm("text", tokenize=40.0, workers=1, declared={"data.path": "text-padded"}, config=source)
     inline = Arm("inline", tokenize=40.0, config=source, facts={"iterable": True})
-    study, runs = build([workers, inline], [("text", "inline")], blocks=3, noise=QUIET)
+    study, runs = build([workers, inline], [("text", "inline")], blocks=1, noise=QUIET)
     assert analyse(study, runs).advice[0].iterable  # only its workers open it, and the other arm knows
 
 
@@ -150,15 +147,9 @@ def test_what_costs_nothing_is_not_recommended() -> None:
     assert "No further change of the data loading is worth trying for text" in steps.note
 
 
-def test_what_does_not_clear_the_noise_floor_is_not_recommended() -> None:
-    """Tokenizing costs 2 % of a step, and runs of one arm differ by more than that."""
-    arms = [text(tokenize=0.7), *text(tokenize=0.7).controls("a-a")]
-    study, runs = build([*arms, Arm("other")], [("text", "other")], noise={"block": 0.05})
-    found = analyse(study, runs).advice[0]
-    assert found.noise_floor is not None
-    assert found.noise_floor > 0.03
-    assert by_change(found)["tokenize=0"].speedup.ci_low > 1
-    assert not any(one.worth for one in found.options)
+def off_by(monkeypatch: pytest.MonkeyPatch, validation: ReplayValidation) -> None:
+    predict = Replays.predict
+    monkeypatch.setattr(Replays, "predict", lambda *given: replace(predict(*given), validation=validation))
 
 
 def test_what_gains_next_to_nothing_or_less_than_the_replay_is_off_is_not_recommended(
@@ -166,33 +157,29 @@ def test_what_gains_next_to_nothing_or_less_than_the_replay_is_off_is_not_recomm
 ) -> None:
     """Of 30.3 ms 0.25 are tokenizing: surely a gain, and of 0.8 %. Of 36 ms 6 are, in a replay that is 4 % off."""
     still = {"day": 0.0, "block": 0.0, "repetition": 0.0, "step": 0.0}
-    study, runs = build([text(tokenize=0.25)], noise=still)
-    one = by_change(analyse(study, runs).advice[0])["tokenize=0"]
-    assert one.speedup.ci_low is not None
+
+    def option(tokenize: float) -> Advice:
+        study, runs = build([text(tokenize=tokenize)], noise=still, blocks=3)
+        return by_change(analyse(study, runs).advice[0])["tokenize=0"]
+
+    one = option(0.25)
     assert 1 < one.speedup.ci_low < 1.01
     assert not one.worth
-    off = ReplayValidation(dict.fromkeys(range(5), 0.04), dict.fromkeys(range(5), 0.04))
-    predict = Replays.predict
-    monkeypatch.setattr(Replays, "predict", lambda *given: replace(predict(*given), validation=off))
-    for tokenize, worth in ((0.7, False), (6.0, True)):
-        study, runs = build([text(tokenize=tokenize)], noise=still)
-        assert by_change(analyse(study, runs).advice[0])["tokenize=0"].worth == worth
+    off_by(monkeypatch, ReplayValidation(dict.fromkeys(range(3), 0.04), dict.fromkeys(range(3), 0.04)))
+    assert [option(tokenize).worth for tokenize in (0.7, 6.0)] == [False, True]
 
 
 def test_an_arm_that_is_compared_with_none_is_judged_by_its_own_a_a_control() -> None:
-    """The same arm, alone in its study: "No noise floor is known (controls: [a-a])" was said, and the advice given."""
+    """Tokenizing costs 2 % of a step, and runs of one arm differ by more than that. The arm is alone in its study."""
     arms = [text(tokenize=0.7), *text(tokenize=0.7).controls("a-a")]
     study, runs = build(arms, noise={"block": 0.05})
     (found,) = analyse(study, runs).advice
-    assert found.noise_floor is not None
     assert found.noise_floor > 0.03
+    assert by_change(found)["tokenize=0"].speedup.ci_low > 1
     assert not any(one.worth for one in found.options)
     declared = replace(study, scenario_text={"noise_floor": 0.2})
     (found,) = analyse(declared, [run for run in runs if run.record.control is None]).advice
     assert found.noise_floor == 0.2
-    quiet = advice(text(tokenize=10.0), compared=False)
-    assert by_change(quiet)["workers=2"].worth
-    assert "No noise floor" not in next_steps([quiet], ArmNames(["text"])).note
 
 
 def test_two_blocks_recommend_nothing_and_say_so() -> None:
@@ -201,19 +188,12 @@ def test_two_blocks_recommend_nothing_and_say_so() -> None:
     assert "an interval needs 3 blocks" in next_steps([found], ArmNames(["text"])).note
 
 
-def test_a_replay_outside_tolerance_says_so() -> None:
-    found = replace(advice(text(tokenize=10.0), compared=False), error=0.08, within_tolerance=False)
-    found = replace(found, options=tuple(replace(one, worth=False) for one in found.options))
-    assert "an error of 8.0 %, above 5.0 %" in next_steps([found], ArmNames(["text"])).note
-
-
 def test_the_error_that_is_said_is_the_one_that_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks off by 8 % either way: their median is 2 % off, which was said to be more than 5 %."""
     errors = {0: 0.08, 1: -0.08, 2: 0.022, 3: 0.085, 4: -0.07}
     unedited = ReplayValidation(errors, dict.fromkeys(errors, 0.01))
-    predict = Replays.predict
-    monkeypatch.setattr(Replays, "predict", lambda *given: replace(predict(*given), validation=unedited))
-    found = advice(text(tokenize=10.0), compared=False)
+    off_by(monkeypatch, unedited)
+    found = advice(text(tokenize=10.0), compared=False, blocks=2)
     assert unedited.median == 0.022
     assert not found.within_tolerance
     assert "an error of 8.0 %, above 5.0 %" in next_steps([found], ArmNames(["text"])).note
@@ -226,43 +206,39 @@ def test_what_cannot_be_replayed_says_so() -> None:
     assert (steps.ranked, steps.note) == ((), "No prediction for text: no finished run with tables to replay.")
 
 
-def predicted(truth: Truth, change: str) -> tuple[Advice, float]:
+def predicted(truth: Truth, change: str, count: int = 2) -> tuple[Advice, float]:
     """The advice on ``truth`` to make that change of workers, and how many times as fast it then really is."""
     workers = int(change.removeprefix("workers="))
-    blocks = range(3)
+    blocks = range(count)
     runs = {"a": [oracle.run(truth.having(seed=block), block=block) for block in blocks]}
     changed = [oracle.run(truth.having(seed=block, workers=workers), block=block) for block in blocks]
     faster = sum(map(oracle.step_ms, runs["a"])) / sum(map(oracle.step_ms, changed))
     return by_change(advise("a", runs, lambda _: {}, None))[change], faster
 
 
-@pytest.mark.parametrize("handover", [0.1, 2.7, 6.0])
+@pytest.mark.parametrize("handover", [0.1, 6.0])
 def test_the_interval_of_workers_that_were_never_seen_holds_whatever_their_hand_over_costs(handover: float) -> None:
     one, faster = predicted(
         Truth(workers=0, tokenize=20.0, handover=handover, receive=0.75 * handover, spread=0.1), "workers=2"
     )
-    assert one.speedup.ci_low is not None
-    assert one.speedup.ci_high is not None
     assert one.speedup.ci_low * 0.99 <= faster <= one.speedup.ci_high * 1.01
 
 
-def test_a_second_worker_behind_the_lock_of_the_first_is_no_gain_and_the_advice_says_so() -> None:
-    one, faster = predicted(Truth(workers=1, read=30.0, locked="read", tokenize=0.5, spread=0.05), "workers=2")
-    assert one.speedup.median > 1.3
+LOCKED = Truth(read=30.0, locked="read", tokenize=0.5, spread=0.05)
+
+
+@pytest.mark.parametrize(("workers", "change"), [(1, "workers=2"), (3, "workers=4")])
+def test_more_workers_behind_a_lock_are_no_gain_and_the_advice_says_so(workers: int, change: str) -> None:
+    one, faster = predicted(LOCKED.having(workers=workers), change, 3)
     assert faster == pytest.approx(1.0, abs=0.05)  # as a lock has it
     assert one.serial == pytest.approx(faster, abs=0.05)
-    assert not one.worth  # nobody knows whether there is a lock: the lower figure decides
-    found = ArmAdvice("a", (replace(one, worth=True),), within_tolerance=True)
-    (line,) = next_steps([found], ArmNames(["a"])).ranked
-    waited_for = "a disk, a network, a lock, threads of a tokenizer"
-    assert f"if its store ({waited_for}) serves one worker at a time" in line
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_more_workers_than_wait_already_behind_a_lock_make_nothing_slower(workers: int) -> None:
-    one, faster = predicted(Truth(workers=workers, read=30.0, locked="read", tokenize=0.5, spread=0.05), "workers=4")
-    assert faster == pytest.approx(1.0, abs=0.05)
-    assert one.serial == pytest.approx(faster, abs=0.05)
+    assert not one.worth  # it is not known whether there is a lock: the lower figure decides
+    if workers == 1:
+        assert one.bar == "serial"
+        assert one.speedup.median > 1.3
+        found = ArmAdvice("a", (replace(one, worth=True),), within_tolerance=True)
+        (line,) = next_steps([found], ArmNames(["a"])).ranked
+        assert "if its store (a disk, a network, a lock, threads of a tokenizer) serves one worker at a time" in line
 
 
 def test_without_tokenizing_the_lock_of_the_other_stage_is_left() -> None:
@@ -275,9 +251,8 @@ def test_without_tokenizing_the_lock_of_the_other_stage_is_left() -> None:
     one = by_change(advise("a", runs, lambda _: {}, None))["tokenize=0"]
     assert one.speedup.median > 1.1
     assert one.serial == pytest.approx(faster, abs=0.05)
-    assert not one.worth
+    assert (one.worth, one.bar) == (False, "serial")
     (removed,) = (part for part in Replays(runs["a"]).removals() if (part.kind, part.name) == ("stage", "tokenize"))
-    assert removed.speedup.ci_low is not None
     assert removed.speedup.ci_low == pytest.approx(faster, abs=0.05)
 
 
@@ -285,40 +260,3 @@ def test_stages_that_compute_are_taken_to_run_side_by_side() -> None:
     one, faster = predicted(Truth(workers=1, tokenize=30.0, spread=0.05), "workers=2")
     assert one.serial is None
     assert one.speedup.median == pytest.approx(faster, rel=0.03)
-
-
-FAST, SMALL = Estimate(1.984, 1.9, 2.05, 5), Estimate(1.02, 1.01, 1.03, 5)
-FAST_OPTION = Advice("workers=4", FAST, "processes")
-
-
-@pytest.mark.parametrize(
-    ("option", "error", "resolution", "expected"),
-    [
-        (replace(FAST_OPTION, speedup=Estimate(1.984, 0.97, 2.9, 5)), 0.01, None, "surely larger than the noise floor"),
-        (replace(FAST_OPTION, speedup=SMALL), 0.01, None, "larger than the noise floor (5.0 %)"),
-        (replace(FAST_OPTION, speedup=SMALL), 0.01, 0.08, "smallest change that this study can"),
-        (replace(FAST_OPTION, speedup=SMALL), 0.06, None, "larger than the error of the replay"),
-        (replace(FAST_OPTION, bar="serial", serial=1.0), 0.01, None, "1.000x if it serves one"),
-        (replace(FAST_OPTION, bar="slow worker"), 0.01, None, "No prediction of other numbers of workers for text"),
-        (
-            replace(FAST_OPTION, refusal=doubt("replay off", share=0.07)), 0.01, None,
-            "4 loader workers would make text 1.984x as fast (1.900x to 2.05x), but is not recommended: the replay "
-            "reproduces its step time with an error of 7.0 %",
-        ),
-        (replace(FAST_OPTION, refusal=doubt("contradicted")), 0.01, None, "No other number of loader workers"),
-    ],
-)  # fmt: skip
-def test_the_page_names_the_test_that_refused_the_best_change(
-    option: Advice, error: float, resolution: float | None, expected: str
-) -> None:
-    """ "No predicted gain is surely larger" stood below 4 workers that cleared every test but an unnamed one."""
-    tried = Advice("workers=2", FAST, "processes", measured=Estimate(1.1, 1.05, 1.15, 5), contradicted=True)
-    others = (tried,) if option.refusal is not None and option.refusal.kind == "contradicted" else ()
-    found = ArmAdvice(
-        "text", (option, *others), error=error, within_tolerance=True, from_blocks=True, noise_floor=0.05,
-        resolution=resolution,
-    )  # fmt: skip
-    note = next_steps([found], ArmNames(["text"])).note
-    assert expected in note
-    small = not (option.speedup.median > 1.1 and (option.speedup.ci_low or 0) > 1)
-    assert ("No further change of the data loading is worth trying" in note) == small

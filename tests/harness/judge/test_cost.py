@@ -28,11 +28,7 @@ EVEN = ArmMeasurement(
 )
 # One checkpoint in step 20: 0.3 s to copy, 2 s to write beside the next steps, two of which take 0.5 s longer.
 SAVING = replace(
-    EVEN,
-    steps_s=(9.0, *[0.1] * 19, 0.4, 0.6, 0.6, 0.1, 0.1, 0.1),
-    checkpoint=20,
-    saving_s=0.3,
-    writing_s=2.0,
+    EVEN, steps_s=(9.0, *[0.1] * 19, 0.4, 0.6, 0.6, 0.1, 0.1, 0.1), checkpoint=20, saving_s=0.3, writing_s=2.0
 )
 hours = pytest.approx
 
@@ -42,6 +38,7 @@ def test_a_training_of_even_steps_takes_the_sum_of_its_parts() -> None:
     assert found.total.likely == hours(1 + 2 + 3 + 9 + 1000 * 0.1 + 4)
     assert found.total.low == hours(found.total.likely)
     assert found.total.worst == hours(found.total.likely)
+    assert cost_of_trials(EVEN, 7, training_work(11, False, None, None, None)).likely == hours(7 * (6 + 9 + 1 + 4))
     price = HourlyPrice(3.6, "option")
     assert price.of_seconds(found.total.likely) == hours(0.119)
 
@@ -57,14 +54,25 @@ def test_no_worst_case_lies_below_the_upper_end_of_the_interval() -> None:
     assert found.total.likely <= found.total.high <= found.total.worst
 
 
-def test_step_0_and_prefetched_batches_are_left_out_and_the_worst_is_of_the_last_ten() -> None:
+@pytest.mark.parametrize("saves", [False, True])
+def test_prefetched_batches_are_left_out_and_the_slowest_of_the_last_ten_steps_is_the_worst(saves: bool) -> None:
     steps = [50.0, *[0.001] * 4, 7.0, *[0.2] * 13, 0.3]
     one = replace(EVEN, steps_s=tuple(steps), unsettled=5)
+    if saves:
+        one = replace(one, steps_s=(*steps, 5.0, 0.5), checkpoint=20)
     assert len(one.plain_s) == 15
     assert one.step.likely == hours(0.2)
     assert one.step.worst == hours(0.3)  # step 5 took 7 s, before the last ten
-    assert one.mean_step_s == hours((13 * 0.2 + 0.3) / 14)  # no step was usual before it: starting made it long
-    assert arm_cost(one, ArmWork(10)).has_long_steps == (one.mean_step_s > one.step.high)
+    found = arm_cost(one, ArmWork(10))
+    assert found.slowest_step == 19
+    if not saves:
+        assert one.mean_step_s == hours((13 * 0.2 + 0.3) / 14)  # no step was usual before it: starting made it long
+        assert found.has_long_steps == (one.mean_step_s > one.step.high)
+    plain, waiting = (arm_cost(replace(one, waits=waits), ArmWork(100, most_extra=60)).total for waits in (False, True))
+    assert plain == arm_cost(one, ArmWork(100)).total
+    # Only the worst case of an arm that waits has extra warm-up steps.
+    assert waiting == replace(plain, worst=waiting.worst)
+    assert waiting.worst > plain.worst
 
 
 @pytest.mark.parametrize("place", [3, 8, 17])
@@ -129,11 +137,6 @@ def test_checkpoints_by_minutes_are_counted_from_the_predicted_time() -> None:
     assert found.saving.likely == hours(10 * 1.3 + 2.3)
 
 
-def test_a_sweep_is_so_many_trials() -> None:
-    work = training_work(11, False, None, None, None)
-    assert cost_of_trials(EVEN, 7, work).likely == hours(7 * (6 + 9 + 1 + 4))
-
-
 @examples(25)
 @given(steps=st.integers(1, 10**7), more=st.integers(1, 10**6), walls=st.lists(st.floats(1e-4, 1e3), min_size=20))
 def test_more_steps_take_longer_and_bounds_are_in_order(steps: int, more: int, walls: list[float]) -> None:
@@ -190,14 +193,6 @@ def test_the_error_is_that_of_what_was_done_whole() -> None:
     assert replace(done, standing="unfinished").error is None
 
 
-def test_only_the_worst_case_of_an_arm_that_waits_has_extra_warm_up_steps() -> None:
-    work = ArmWork(100, most_extra=60)
-    plain, waiting = arm_cost(EVEN, work).total, arm_cost(replace(EVEN, waits=True), work).total
-    assert plain == arm_cost(EVEN, ArmWork(100)).total
-    assert waiting == replace(plain, worst=waiting.worst)
-    assert waiting.worst == pytest.approx(plain.worst + 60 * 0.1)
-
-
 @pytest.mark.parametrize("slow", [10, 13, 15])
 @pytest.mark.parametrize("factor", [2.1, 0.5])
 def test_steps_that_change_are_predicted_by_the_last_ones(slow: int, factor: float) -> None:
@@ -210,17 +205,6 @@ def test_steps_that_change_are_predicted_by_the_last_ones(slow: int, factor: flo
     assert changing.step.worst >= max(walls[-10:])
     (found,) = changing.doubts
     assert (found.kind, found.share) == ("drift", pytest.approx(1 / factor - 1, rel=0.01))
-
-
-@given(st.integers(10, 19), st.booleans())
-def test_the_slowest_of_the_last_ten_steps_is_named(slow: int, saves: bool) -> None:
-    walls = [9.0, *[0.1] * 19]
-    walls[slow] = 0.3
-    measured = replace(EVEN, steps_s=tuple(walls))
-    if saves:
-        measured = replace(EVEN, steps_s=(*walls, 5.0, 0.5), checkpoint=20)
-    assert arm_cost(measured, ArmWork(100)).slowest_step == slow
-    assert measured.step.worst == 0.3
 
 
 @pytest.mark.parametrize(

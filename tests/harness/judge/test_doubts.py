@@ -48,8 +48,6 @@ def test_ranks_bar_a_prediction_whether_or_not_the_device_was_recorded() -> None
 
 def test_a_remedy_carries_its_number() -> None:
     found = doubt("too coarse", share=0.3, blocks=12)
-    assert found.remedy is not None
     assert (found.remedy.kind, found.remedy.blocks) == ("more blocks", 12)
     other = doubt("too coarse", remedy="more steps a block").remedy
-    assert other is not None
     assert other.kind == "more steps a block"

@@ -110,10 +110,10 @@ def test_loading_without_workers_is_advised_only_if_it_is_predicted_to_be_faster
     runs = {
         "a": [
             oracle.run(truth.having(seed=block), block=block, attached="fetch: DataLoader with 1 worker")
-            for block in range(4)
+            for block in range(3)
         ]
     }
-    inline = [oracle.run(truth.having(seed=block, workers=0), block=block) for block in range(4)]
+    inline = [oracle.run(truth.having(seed=block, workers=0), block=block) for block in range(3)]
     found = advise("a", runs, lambda _: {}, noise_floor=0.01)
     option = next(one for one in found.options if one.change == "workers=0")
     real = sum(map(oracle.step_ms, runs["a"])) / sum(map(oracle.step_ms, inline))
@@ -125,7 +125,7 @@ def test_loading_without_workers_is_advised_only_if_it_is_predicted_to_be_faster
 
 def test_a_bar_has_the_worker_and_its_factor() -> None:
     """No division by an unknown: 0.000x was printed."""
-    runs = {"a": [oracle.run(SLOW.having(pattern=(1.0, 3.0), seed=block), block=block) for block in range(4)]}
+    runs = {"a": [oracle.run(SLOW.having(pattern=(1.0, 3.0), seed=block), block=block) for block in range(3)]}
     note = next_steps([advise("a", runs, lambda _: {}, noise_floor=0.01)], ArmNames(["a"])).note
     assert "its loader worker 1 takes " in note
     assert "0.000x" not in note

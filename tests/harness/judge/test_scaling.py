@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from harness.explain.statistics import Estimate, from_blocks
-from harness.judge.controls import scaling
+from harness.judge.controls import Scaling, scaling
 from harness.show.names import ArmNames
 from harness.show.ranks import scaling_lines
 from harness.study.records import RunFacts, RunRecord
@@ -45,41 +45,33 @@ def run(
 def said(one: RunData, other: RunData, speedup: Estimate | None = SPEEDUP) -> str:
     names = one.record.arm, other.record.arm
     found = scaling(names, ([one], [other]), speedup)
-    assert found is not None
     comparison = SimpleNamespace(scaling=found)
     (line,) = scaling_lines([comparison], ArmNames([*names]))  # type: ignore[list-item]
     return line.text
 
 
-def test_weak_scaling() -> None:
+def found(one: RunData, other: RunData) -> Scaling:
+    result = scaling((one.record.arm, other.record.arm), ([one], [other]), SPEEDUP)
+    assert result is not None
+    return result
+
+
+def test_weak_scaling_grows_the_global_batch_and_strong_scaling_keeps_it() -> None:
     """Twice the tokens in each step, each of which takes a quarter longer: the same loss in 62.5 % of the time."""
-    found = scaling(("one", "weak"), ([run("one", None, 10, 200, 100.0)], [run("weak", 2, 20, 200, 125.0)]), SPEEDUP)
-    assert found is not None
-    assert found.ranks == (1, 2)
-    assert found.weak
-    assert found.efficiency == pytest.approx(np.exp(0.5) / 2)
-    assert found.losses == pytest.approx((3.1, 3.1), abs=0.02)  # the mean over the last 200 of 2,000 tokens
-    assert found.target == pytest.approx(3.1, abs=0.02)
-    assert found.seconds == pytest.approx((20.0, 12.5), rel=0.02)
-
-
-def test_strong_scaling_has_the_same_global_batch() -> None:
-    found = scaling(("one", "strong"), ([run("one", None, 20, 100, 100.0)], [run("strong", 2, 20, 100, 60.0)]), SPEEDUP)
-    assert found is not None
-    assert not found.weak
-    assert found.losses is not None
-    assert found.losses[0] == found.losses[1]
-    assert found.seconds == pytest.approx((10.0, 6.0))
-
-
-def test_a_batch_that_grows_by_a_quarter_with_the_ranks_is_not_the_same_batch() -> None:
-    found = scaling(("four", "five"), ([run("four", 4, 40, 50, 1)], [run("five", 5, 50, 50, 1)]), SPEEDUP)
-    assert found is not None
-    assert found.weak is True
-    assert "(weak: the global batch grows)" in said(run("four", 4, 40, 50, 1), run("five", 5, 50, 50, 1))
-    assert "(neither weak nor strong: 4.00x the global batch with 2.00x the ranks)" in said(
-        run("one", None, 10, 50, 1), run("two", 2, 40, 50, 1)
-    )
+    weak = found(run("one", None, 10, 200, 100.0), run("weak", 2, 20, 200, 125.0))
+    assert weak.ranks == (1, 2)
+    assert weak.weak
+    assert weak.efficiency == pytest.approx(np.exp(0.5) / 2)
+    assert weak.losses == pytest.approx((3.1, 3.1), abs=0.02)  # the mean over the last 200 of 2,000 tokens
+    assert weak.target == pytest.approx(3.1, abs=0.02)
+    assert weak.seconds == pytest.approx((20.0, 12.5), rel=0.02)
+    strong = found(run("one", None, 20, 100, 100.0), run("strong", 2, 20, 100, 60.0))
+    assert not strong.weak
+    assert strong.losses[0] == strong.losses[1]  # type: ignore[index]
+    assert strong.seconds == pytest.approx((10.0, 6.0))
+    # A batch that grows by a quarter with the ranks is not the same batch.
+    assert found(run("four", 4, 40, 50, 1), run("five", 5, 50, 50, 1)).weak is True
+    assert found(run("one", None, 10, 50, 1), run("two", 2, 40, 50, 1)).weak is None
 
 
 def test_a_loss_that_is_nan_makes_no_batch_the_same() -> None:

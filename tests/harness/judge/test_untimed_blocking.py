@@ -28,12 +28,10 @@ LATE = Declared(KERNELS, data_ms=6, item={"forward": 99, "backward": 99})
 
 
 def ledger_of(declared: Declared) -> RunLedger:
-    found = measure(record(declared).run)
-    assert found is not None
-    return found
+    return measure(record(declared).run)
 
 
-@pytest.mark.parametrize("check_finite", [True, False])
+@pytest.mark.parametrize("check_finite", [True, pytest.param(False, marks=(pytest.mark.slow, pytest.mark.nightly))])
 def test_a_host_that_waits_in_a_phase_is_not_launch_bound(check_finite: bool) -> None:
     """8 ms of optimizer hide the 6 ms of data: without them a step is no shorter, and the device never waited."""
     declared = replace(LATE, check_finite=check_finite)
@@ -46,7 +44,6 @@ def test_a_host_that_waits_in_a_phase_is_not_launch_bound(check_finite: bool) ->
     assert abs(unedited_error(run)) < 0.005
     without = predict([run], parse_edits(NO_DATA)).step_ms
     assert without.median == pytest.approx(truth.mean_step_ms, rel=0.01)
-    assert without.ci_low is not None
     assert without.ci_low < without.median  # nobody knows that the host did nothing but wait
 
 
@@ -61,7 +58,6 @@ def test_the_call_is_listed_although_it_was_seen_in_a_warm_up_step() -> None:
 
 def test_how_long_fetching_could_last_is_not_known_beside_such_a_call() -> None:
     room_ms = ledger_of(LATE).device_room_ms
-    assert room_ms is not None
     assert room_ms != room_ms  # NaN
 
 
@@ -69,7 +65,7 @@ ITEM = st.dictionaries(st.sampled_from(["forward", "backward"]), st.sampled_from
 DEVICE_US = st.sampled_from([4.0, 12.0, 30.0, 80.0])
 
 
-@examples(20, derandomize=True)
+@examples(10, derandomize=True)
 @given(
     st.fixed_dictionaries(dict.fromkeys(("forward", "backward", "optimizer"), DEVICE_US)),
     ITEM,
@@ -84,15 +80,10 @@ def test_wherever_the_host_waits_the_truth_lies_in_what_is_said(
     declared = Declared(kernels | small, data_ms, item=item, check_finite=check_finite, steps=40)
     recorded = record(declared)
     found, truth_ms = measure(recorded.run), ledger_of(replace(declared, data_ms=0)).mean_step_ms
-    assert found is not None
     close_ms = 4 * LAUNCH_TAIL_NS / MS + truth_ms / 40
     without = predict([recorded.run], parse_edits(NO_DATA)).step_ms
-    assert without.ci_low is not None
-    assert without.ci_high is not None
     assert without.ci_low - close_ms <= truth_ms <= without.ci_high + close_ms
     low, high = found.waited_range_ms or (found.waited_ms, found.waited_ms)
-    assert low is not None
-    assert high is not None
     assert low - close_ms <= found.mean_step_ms - truth_ms <= high + close_ms
     assert not set(item) & set(found.launch_bound)
 
@@ -100,6 +91,8 @@ def test_wherever_the_host_waits_the_truth_lies_in_what_is_said(
 HOST_PHASES = {"forward": ("forward",), "backward": ("backward",), "optimizer": ("norm", "optimizer")}
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @examples(6, derandomize=True)
 @given(
     st.fixed_dictionaries(
@@ -121,7 +114,6 @@ def test_without_the_launching_of_a_phase_the_truth_lies_in_what_its_removal_is_
     declared = Declared(kernels | small, data_ms, check_finite=reads != "off", sync=sync, queue=queue, steps=30)
     recorded = record(declared)
     found = measure(recorded.run)
-    assert found is not None
     for one in Replays([recorded.run]).removals():
         every = declared.kernels
         if one.kind == "phase" and one.name in HOST_PHASES:
@@ -147,7 +139,6 @@ def test_values_of_the_step_before_are_not_taken_to_wait_for_this_step() -> None
     assert saved_ms == pytest.approx(2.16, abs=0.01)
     found = Replays([record(declared).run]).removals()
     (one,) = (part for part in found if (part.kind, part.name) == ("phase", "backward"))
-    assert one.saved_ms.ci_high is not None
     assert one.saved_ms.ci_high == pytest.approx(saved_ms, abs=0.05)
 
 
@@ -159,6 +150,4 @@ def test_launch_bound_removals_hold_what_really_launching_at_once_gives() -> Non
     at_once = replace(LAUNCH_BOUND, kernels={**LAUNCH_BOUND.kernels, "backward": (count, 0.0, device_us)})
     saved_ms = ledger_of(LAUNCH_BOUND).mean_step_ms - ledger_of(at_once).mean_step_ms
     assert saved_ms == pytest.approx(6.7, abs=0.1)
-    assert one.saved_ms.ci_low is not None
-    assert one.saved_ms.ci_high is not None
     assert one.saved_ms.ci_low < saved_ms < one.saved_ms.ci_high

@@ -168,7 +168,7 @@ def test_where_events_do_not_tell_the_chain_says_from_least_to_most_what_data_co
 
 
 def test_without_spans_or_stages_the_chain_says_what_is_missing(alike: Comparison) -> None:
-    unsplit = replace(alike, measured=replace(alike.measured, baseline_waits=Waits(30.0, None, {}, {}, None)))
+    unsplit = replace(alike, measured=replace(alike.measured, baseline_waits=Waits(30.0, None)))
     texts = {link.name: link.text for link in chain(unsplit)}
     assert texts["share of the step"] == "how long its data work takes was not measured"
     assert "not measured" in texts["contended"]

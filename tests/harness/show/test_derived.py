@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.explain import derived
-from harness.explain.derived import DEVICE_COLUMNS, STAGE_COLUMNS
 from harness.explain.replay.attribution import Split
 from harness.show.build import build_report
 from harness.study.contract import STEP_COLUMNS
 from harness.study.store import StudyFolder
 from harness.study.tables import read_table
+from tests.harness.explain.by_hand import DEVICE_COLUMNS, STAGE_COLUMNS
 from tests.harness.synthetic import Arm, build, write
 
 STAGED = Arm("text", workers=1, tokenize=40.0)

@@ -57,7 +57,9 @@ def totals(**changes: Any) -> ArmTotals:
 def compared(waited_ms: float) -> str:
     """Return the sentence on a comparison whose baseline waits ``waited_ms`` of each 100 ms step."""
     hidden = {"tokenize": 5.0 - waited_ms}
-    waits = Waits(100.0, waited_ms, {"tokenize": waited_ms}, hidden, 0.0, {"tokenize": 5.0})
+    waits = Waits(
+        100.0, waited_ms, {"tokenize": 5.0}, exposed_ms={"tokenize": waited_ms}, hidden_ms=hidden, contended_ms=0.0
+    )
     found = replace(measured("gain"), baseline_waits=waits, candidate_waits=waits)
     return sentence(Comparison("a", "b", found, Explained({}, (), Absent("no tables"), (), ()), ()))
 

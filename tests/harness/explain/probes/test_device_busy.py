@@ -49,12 +49,10 @@ def card(sm_active: float | None, **how: Any) -> DeviceHealth:
 def test_sm_activity_is_the_least_that_the_device_worked(report: StudyReport) -> None:
     (was,) = report.arms
     wall_ms, shares = sum(was.totals.phase_ms.values()), was.totals.bound_shares
-    assert shares is not None
     most_ms = wall_ms - (was.totals.device_starved_ms or 0.0)
     (known,) = with_device_busy(report, [], [card(0.95 * most_ms / wall_ms)]).arms
     assert known.totals.device_busy_ms is None
     assert known.totals.busy_at_least_ms == pytest.approx(0.95 * most_ms)
-    assert known.totals.bound_shares is not None
     assert known.totals.bound_shares.launch == pytest.approx(min(shares.launch, 0.05 * most_ms / wall_ms))
     assert f"{0.95 * most_ms:.1f} by SM activity, to {most_ms:.1f}" in _device_table([known], ArmNames(["cuda"]))
     (full,) = with_device_busy(report, [], [card(1.0)]).arms  # it never idles longer than its events say

@@ -48,7 +48,6 @@ def test_energy_per_token_is_joules_of_measured_steps_over_their_tokens() -> Non
 def test_a_card_that_was_lost_has_used_no_less_per_token() -> None:
     """100 J for each of two repetitions of 2 steps; of the second only a reading on the way, or none at all."""
     whole = run({"energy_j": [100.0, 100.0]}, steps=4)
-    assert whole.steps is not None
     for name, values in (("turn", [0, 0, 0, 1, 1]), ("start_ns", [-10, -9, -8, 1, 5])):
         index = whole.steps.schema.get_field_index(name)
         field = whole.steps.field(index)

@@ -89,29 +89,6 @@ def test_a_quiet_machine_has_nothing_to_say() -> None:
     assert findings(quiet, probes={"taken_samples": {"host": 100}, "missed_samples": {"host": 0}}) == []
 
 
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        (
-            {"cgroup_quota_cores": 4.0, "cgroup_periods": 50.0, "cgroup_throttled_periods": 21.0},
-            "CPU quota of 4.00 cores in 42 % of its periods",
-        ),
-        ({"cgroup_quota_cores": 1.5}, "torch computes with 2 threads under a CPU quota of 1.50 cores"),
-        ({"cgroup_memory_limit_bytes": 8e9, "cgroup_memory_bytes": 7.6e9}, "7.60 GB of a memory limit of 8.00 GB"),
-        ({"memory_pressure_s": 0.2}, "waited for memory 10 % of the time"),
-        ({"io_pressure_s": 0.5}, "waited for the disk 25 % of the time"),
-        ({"main__run_queue_delay_s": 0.5}, "threads of the trainer were runnable without a core for 0.25 s"),
-        ({"loader__3__disk_read_bytes": 5e7}, "the loader workers read 25.0 MB/s from disk"),
-        ({"main__major_faults": 40.0}, "the trainer had 20.0 major page faults a second"),
-        ({"others_cpu_s": 1.5}, "other processes used 0.75 cores (at most 0.75)"),
-        ({"stolen_cpu_s": 0.5}, "the hypervisor kept 0.25 cores"),
-    ],
-)
-def test_what_held_a_run_back_is_reported(metrics, words) -> None:
-    (text,) = findings(reading(2.0, **metrics))
-    assert words in text
-
-
 def test_waiting_under_a_quota_that_throttles_is_not_blamed_on_the_cores() -> None:
     throttled = {"cgroup_quota_cores": 4.0, "cgroup_periods": 50.0, "cgroup_throttled_periods": 21.0}
     quota, waited = findings(reading(2.0, main__run_queue_delay_s=0.5, **throttled))

@@ -322,9 +322,7 @@ def step_ms(run_data: RunData) -> float:
 
 def _clock(stops: list[float], milliseconds: Sequence[float], *, ends: bool = False) -> list[int]:
     """Milliseconds of the simulation as CLOCK_MONOTONIC, standing still for 700 ms at each of ``stops``.
-
-    A time at a stop begins after it; one of ``ends`` ends before it.
-    """
+    A time at a stop begins after it; one of ``ends`` ends before it."""
     moments = np.array(milliseconds, dtype=np.float64)
     stood = np.searchsorted(np.array(stops), moments, side="left" if ends else "right")
     found: list[int] = (START_NS + np.rint((moments + 700 * stood) * MS).astype(np.int64)).tolist()

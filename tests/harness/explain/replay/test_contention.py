@@ -14,15 +14,19 @@ def demand(main: float = 10, workers_ms: float = 10, threads: int = 1, workers: 
     return Demand(main * MS, workers_ms * MS, threads, workers, cores)
 
 
-def test_there_is_none_where_everyone_has_a_core() -> None:
-    found = stretch(demand(workers=3, cores=4), 10 * MS)
-    assert (found.main, found.worker) == (1.0, 1.0)
-
-
-def test_two_that_always_want_the_one_core_take_twice_as_long() -> None:
-    found = stretch(demand(main=10, workers_ms=10), 10 * MS)
-    assert found.main == pytest.approx(2)
-    assert found.worker == pytest.approx(2)
+@pytest.mark.parametrize(
+    ("wanted", "step_ms", "main", "worker"),
+    [
+        (demand(workers=3, cores=4), 10, 1.0, 1.0),  # everyone has a core
+        (demand(main=10, workers_ms=10), 10, 2.0, 2.0),  # two always want the only one
+        (demand(threads=4, workers=0, workers_ms=0, cores=2), 10, 2.0, 1.0),  # more threads than cores
+        (demand(workers=8, workers_ms=0), 10, 1.0, None),  # workers sleep
+    ],
+)
+def test_who_wants_a_core_is_stretched(wanted: Demand, step_ms: float, main: float, worker: float | None) -> None:
+    found = stretch(wanted, step_ms * MS)
+    assert found.main == pytest.approx(main)
+    assert worker is None or found.worker == pytest.approx(worker)
 
 
 def test_a_worker_that_wants_it_half_of_the_time_costs_half() -> None:
@@ -30,15 +34,6 @@ def test_a_worker_that_wants_it_half_of_the_time_costs_half() -> None:
     found = stretch(demand(main=10, workers_ms=4), 20 * MS)
     assert found.main == pytest.approx(1 + 4 * found.worker / 20, rel=1e-4)
     assert found.worker == pytest.approx(1 + 10 * found.main / 20, rel=1e-4)
-
-
-def test_more_threads_than_cores_are_slow_by_themselves() -> None:
-    found = stretch(demand(threads=4, workers=0, workers_ms=0, cores=2), 10 * MS)
-    assert (found.main, found.worker) == (2.0, 1.0)
-
-
-def test_workers_that_sleep_hurt_nobody() -> None:
-    assert stretch(demand(workers=8, workers_ms=0), 10 * MS).main == 1.0
 
 
 def test_more_of_them_stretch_more() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.explain import policy
 from harness.explain.ledger import RunLedger, derived_steps, measure
-from harness.explain.replay import recording
 from harness.explain.replay.attribution import Split, split
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import record
@@ -25,9 +25,7 @@ COMPUTE = {"h2d": 0.0, "forward": 12.0, "backward": 18.0, "optimizer": 2.5, "syn
 
 
 def ledger(run: RunData) -> RunLedger:
-    found = measure(run)
-    assert found is not None
-    return found
+    return measure(run)
 
 
 def savings(run: RunData, kind: str) -> dict[str, float]:
@@ -51,12 +49,6 @@ def test_prefetching_does_not_hide_the_culprit(first: str, second: str) -> None:
     assert sum(found.exposed_ms.values()) == pytest.approx(found.phase_ms["fetch"] or found.waited_ms)
 
 
-def test_where_one_stage_alone_matters_its_share_is_its_saving() -> None:
-    costs = {"read": 0.0, "pack": 0.0, "tokenize": 60.0, **QUIET, "handover": 0.0, "receive": 0.0}
-    run = oracle.run(Truth(asynchronous=False, workers=1, host=COMPUTE, steps=80, **costs))
-    assert ledger(run).exposed_ms["tokenize"] == pytest.approx(savings(run, "stage")["tokenize"], rel=0.02)
-
-
 def test_a_fetch_that_delays_later_launches_is_exposed_though_the_device_never_waits_in_it() -> None:
     """10 ms of launching and 6 ms of data beside 8 ms of optimizer: the host is the critical path."""
     host = {"h2d": 0.1, "forward": 5.0, "backward": 5.0, "optimizer": 0.2, "sync": 0.05, "log": 0.1}
@@ -64,7 +56,6 @@ def test_a_fetch_that_delays_later_launches_is_exposed_though_the_device_never_w
     costs = {"read": 0.0, "pack": 0.0, "tokenize": 6.0, "remainder": 0.0} | QUIET | {"gap": 0.01}
     run = oracle.run(Truth(workers=0, host=host, device=device, steps=80, **costs))
     found = ledger(run)
-    assert found.device_slack_ms is not None
     assert found.device_slack_ms > 6  # the fetch lies behind the optimizer
     saved = oracle.step_ms(run) - oracle.step_ms(
         oracle.run(Truth(workers=0, host=host, device=device, steps=80, **(costs | {"tokenize": 0.0})))
@@ -106,10 +97,8 @@ def pipelines(draw: st.DrawFn) -> Truth:
 def test_shares_are_whole_never_negative_and_sum_to_the_wait_of_a_synchronous_step(truth: Truth) -> None:
     run = oracle.run(truth)
     table = derived_steps(run).table
-    assert table is not None
     rows = table.to_pylist()
     waits = {"fetch": [0] * len(rows)}
-    assert run.spans is not None
     for span in run.spans.to_pylist():
         if span["name"] == "fetch":
             row = next(i for i, one in enumerate(rows) if one["start_ns"] + one["wall_ns"] > span["start_ns"])
@@ -141,10 +130,9 @@ def test_a_replay_that_is_off_or_impossible_gives_a_reason_and_no_figure() -> No
 
 
 def test_steps_beyond_what_is_replayed_are_not_derived_and_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "REPLAYED_STEPS_MAX", 20)
+    monkeypatch.setattr(policy, "REPLAYED_STEPS_MAX", 20)
     run = oracle.run(Truth(asynchronous=False, workers=1, tokenize=60.0, steps=30, **QUIET))
     replayed, table = len(record(run).wall_ns), derived_steps(run).table
-    assert table is not None
     assert replayed < len(table)
     for stage in STAGES:
         for kind in ("exposed", "hidden"):

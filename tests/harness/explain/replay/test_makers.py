@@ -40,10 +40,14 @@ def runs_of(truth: Truth, blocks: int = 3) -> list[RunData]:
     return [oracle.run(truth.having(seed=block), block=block) for block in range(blocks)]
 
 
-def test_a_stream_with_one_shard_waits_for_reading_and_not_for_transfer() -> None:
-    run = runs_of(SHARDS, 1)[0]
+@pytest.fixture(scope="module")
+def shards() -> list[RunData]:
+    return runs_of(SHARDS)
+
+
+def test_a_stream_with_one_shard_waits_for_reading_and_not_for_transfer(shards: list[RunData]) -> None:
+    run = shards[0]
     ledger = measure(run)
-    assert ledger is not None
     assert ledger.idle_workers == 3
     assert unedited_error(run) == pytest.approx(0, abs=0.005)
     assert ledger.mean_step_ms == pytest.approx(120.6, rel=0.03)
@@ -51,9 +55,12 @@ def test_a_stream_with_one_shard_waits_for_reading_and_not_for_transfer() -> Non
     assert ledger.exposed_ms["transfer"] < 2
     for stage in ("read", "tokenize", "pack"):
         assert ledger.exposed_ms[stage] <= ledger.work_ms[stage] * 1.01
+    path = Replays(shards).critical_path_ms()
+    assert next(iter(path)) == PathLink("stage", "read")
+    assert path[PathLink("stage", "read")].likely_ms == pytest.approx(120, rel=0.05)
 
 
-@pytest.mark.parametrize(("idle", "unpack"), [(3, None), (2, None), (3, 0.1), (2, 0.1), (0, None)])
+@pytest.mark.parametrize(("idle", "unpack"), [(3, None), (2, 0.1), (0, None)])
 def test_without_data_work_replay_predicts_what_the_program_then_does(idle: int, unpack: float | None) -> None:
     truth = SHARDS.having(idle=idle, unpack=unpack)
     free = truth.having(read=0.0, pack=0.0, handover=0.0, receive=0.0, unpack=None, after=0.0, wake=0.0)
@@ -64,50 +71,47 @@ def test_without_data_work_replay_predicts_what_the_program_then_does(idle: int,
     assert found.speedup.median == pytest.approx(real, rel=0.02)
 
 
-@pytest.mark.parametrize("read", [0.5, 0.25])
-def test_a_quicker_read_of_the_only_worker_is_predicted(read: float) -> None:
+def test_a_quicker_read_of_the_only_worker_is_predicted(shards: list[RunData]) -> None:
     """By a quarter of the reading the queue fills: how many batches are on their way decides what the step waits."""
-    runs = runs_of(SHARDS)
-    found = Replays(runs).predict(parse_edits([f"read={read}x"]))
-    real = sum(map(oracle.step_ms, runs_of(SHARDS.having(read=120.0 * read)))) / len(runs)
+    found = Replays(shards).predict(parse_edits(["read=0.25x"]))
+    real = sum(map(oracle.step_ms, runs_of(SHARDS.having(read=30.0)))) / len(shards)
     assert found.step_ms.median == pytest.approx(real, rel=0.02)
-
-
-def test_the_critical_path_is_the_reading_of_one_worker() -> None:
-    path = Replays(runs_of(SHARDS, 2)).critical_path_ms()
-    assert next(iter(path)) == PathLink("stage", "read")
-    assert path[PathLink("stage", "read")].likely_ms == pytest.approx(120, rel=0.05)
 
 
 BY_PROGRAM = {"attached": "fetch: DataLoader with 4 workers; backward"}
 
 
 @pytest.mark.parametrize(
-    ("facts", "bar", "said"),
+    ("facts", "bar"),
     [
-        ({"iterable": True}, "no items", "made no batch: the dataset gave them too few items"),
-        ({"iterable": False}, "unequal", "delivered no batch in these steps."),
-        (BY_PROGRAM | {"iterable": True, "empty_workers": 3}, "no items", "made no batch: the dataset"),
-        (BY_PROGRAM | {"iterable": True}, "unequal", "delivered no batch in these steps."),
+        ({"iterable": True}, "no items"),
+        ({"iterable": False}, "unequal"),
+        (BY_PROGRAM | {"iterable": True, "empty_workers": 3}, "no items"),
+        (BY_PROGRAM | {"iterable": True}, "unequal"),
     ],
 )
-def test_more_workers_are_not_recommended_where_some_make_nothing_and_the_sentence_names_that(
-    facts: dict[str, object], bar: str, said: str
+def test_more_workers_are_barred_where_some_make_nothing(
+    facts: dict[str, object], bar: str, shards: list[RunData]
 ) -> None:
     """Only torch's message that a worker ran out of items shows why it made no batch; a slow one made none either."""
-    runs = [replace_facts(run, workers=4, cores=64, **facts) for run in runs_of(SHARDS)]
+    runs = [replace_facts(run, workers=4, cores=64, **facts) for run in shards]
+    assert bar_of(parse_edits(["workers=8"]), runs, Replays(shards)) == bar
+
+
+def test_workers_that_make_nothing_are_named(shards: list[RunData]) -> None:
+    runs = [replace_facts(run, workers=4, cores=64, iterable=True) for run in shards]
     found = advise("a", {"a": runs}, lambda _: {}, None)
     assert not any(one.worth for one in found.options)
-    assert {one.bar for one in found.options if one.change.startswith("workers=")} == {bar}
+    assert {one.bar for one in found.options if one.change.startswith("workers=")} == {"no items"}
     note = next_steps([found], ArmNames(["a"])).note
-    assert ("gave them" in note) is (bar == "no items")
+    assert "gave them" in note
     assert "No further change" not in note
-    report = analyse(StudyRecord("shards", "Why?", "done", arms=[ArmRecord(runs[0].record.arm)]), runs)
+    report = analyse(StudyRecord("shards", "Why?", "done", arms=[ArmRecord("a")]), runs)
     (arm,) = report.arms
     assert (arm.idle_workers, arm.workers) == (3, 4)
     text = " ".join(line.text for line in first_screen(report).headlines)
-    assert f"3 of the 4 loader workers of a {said}" in text
-    assert ("shards" in text) is (bar == "no items")
+    assert "3 of the 4 loader workers of a made no batch: the dataset gave them too few items" in text
+    assert "shards" in text
 
 
 def replace_facts(run: RunData, **facts: object) -> RunData:
@@ -117,7 +121,7 @@ def replace_facts(run: RunData, **facts: object) -> RunData:
 
 def test_a_split_by_a_replay_that_is_not_the_run_is_no_fact() -> None:
     """The batches of one worker, recorded as if four had made them in turn."""
-    runs = [in_order(run) for run in runs_of(SHARDS)]
+    runs = [in_order(run) for run in runs_of(SHARDS, 1)]
     report = analyse(StudyRecord("shards", "Why?", "done", arms=[ArmRecord(runs[0].record.arm)]), runs)
     totals = report.arms[0].totals
     assert totals.exposed_ms == {}
@@ -125,7 +129,6 @@ def test_a_split_by_a_replay_that_is_not_the_run_is_no_fact() -> None:
 
 
 def in_order(run: RunData) -> RunData:
-    assert run.spans is not None
     columns = run.spans.to_pydict()
     columns["role"] = [
         f"loader-{batch % 4}" if role.startswith("loader") else role
@@ -170,11 +173,8 @@ SLOW = Truth(
     ("pattern", "factor", "count"),
     [
         ((1.8, 1.0), 1.8, 2),
-        ((1.0, 3.0), 3.0, 2),
         ((1.0, 1.5, 1.5, 1.0), 1.3, 4),  # several are slow
-        ((2.0, 2.0, 1.0), 1.4, 3),
         ((), None, 2),
-        ((), None, 4),
         ((1.0, 1.0, 1.0, 6.0, 1.0), None, 2),
     ],
 )
@@ -187,7 +187,6 @@ def test_other_numbers_of_workers_are_not_predicted_where_one_worker_is_slow(
     if factor is None:
         assert replays.slow_worker is None
     else:
-        assert replays.slow_worker is not None
         assert pattern[replays.slow_worker.number] == max(pattern)
         assert replays.slow_worker.factor == pytest.approx(factor, rel=0.15)
     for workers in (1, 3, 4):

@@ -18,17 +18,9 @@ from trainer.errors import InputError
 
 # On the host alone, nothing hidden: a step is data + 10 ms.
 SERIAL = Truth(
-    asynchronous=False,
-    workers=0,
-    read=0.0,
-    pack=0.0,
-    remainder=0.0,
-    gap=0.0,
-    jitter=0.0,
-    log_every=1000,
-    sync=False,
+    asynchronous=False, workers=0, read=0.0, pack=0.0, remainder=0.0, gap=0.0, jitter=0.0, log_every=1000, sync=False,
     host={"h2d": 0.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0, "sync": 0.0, "log": 0.0},
-)
+)  # fmt: skip
 COMPUTE_MS = 10.0
 
 
@@ -65,20 +57,16 @@ def with_stage(run: RunData, name: str, milliseconds: np.ndarray) -> RunData:
     return replace(run, steps=pa.table(steps, schema=run.steps.schema), spans=pa.table(spans, schema=run.spans.schema))
 
 
-@pytest.mark.parametrize("log_every", [5, 7])
-@pytest.mark.parametrize("ranks", [1, 2, 4, 16])
+@pytest.mark.parametrize(("ranks", "log_every"), [(2, 7), (16, 5)])
 def test_every_step_waits_for_the_slowest_rank(ranks: int, log_every: int) -> None:
-    """The mean of the largest of N uniform draws from [a, b] is a + (b - a) N / (N + 1).
-
-    Of 400 steps of which every seventh logs there is one place alone from which each meets its own kind: where all
-    ranks began there, none waited for another.
-    """
+    """The mean of the largest of N uniform draws from [a, b] is a + (b - a) N / (N + 1). Of 400 steps of which every
+    seventh logs there is one place alone from which each meets its own kind: where all ranks began there, none waited
+    for another."""
     truth = SERIAL.having(tokenize=1.0, spread=0.0, steps=400, warmup=0, log_every=log_every)
     run = oracle.run(truth)
     draws = np.random.default_rng(7).permutation(np.linspace(2.0, 12.0, run.steps.num_rows))
     found = predict([with_stage(run, "tokenize", draws)], parse_edits([f"ranks={ranks}"]))
     assert found.step_ms.median == pytest.approx(COMPUTE_MS + 2 + 10 * ranks / (ranks + 1), rel=0.01)
-    assert found.tokens_per_s is not None
     assert found.tokens_per_s.median == pytest.approx(ranks * 128 * 1e3 / found.step_ms.median, rel=0.01)
 
 
@@ -99,7 +87,7 @@ def test_every_step_waits_for_the_slowest_rank(ranks: int, log_every: int) -> No
     ],
 )
 def test_serial_work_adds_up(text: str, step_ms: float) -> None:
-    assert ask(SERIAL.having(spread=0.0), text).step_ms.median == pytest.approx(step_ms, abs=0.01)
+    assert ask(SERIAL.having(spread=0.0, steps=20), text).step_ms.median == pytest.approx(step_ms, abs=0.01)
 
 
 def test_the_rows_of_a_batch_are_counted_where_no_configuration_says_them() -> None:
@@ -117,11 +105,9 @@ def test_the_rows_of_a_batch_are_counted_where_no_configuration_says_them() -> N
 def test_an_interval_holds_what_the_edited_replay_is_off_if_it_is_off_as_the_unedited_one() -> None:
     """One batch in 50 takes 400 ms longer: drawn again, it comes up more often or less often than it did."""
     truth = SERIAL.having(workers=2, prefetch=2, pattern=(1.0,) * 49 + (100.0,), spread=0.0, steps=200, warmup=10)
-    found = predict([oracle.run(truth, block=block) for block in range(4)], parse_edits(["prefetch=4"]))
+    found = predict([oracle.run(truth, block=block) for block in range(3)], parse_edits(["prefetch=4"]))
     assert found.speedup.median == pytest.approx(1 / found.ratio.median, rel=1e-9)
     corrected = found.step_ms.median / (1 + found.validation.resampled_median)
-    assert found.step_ms.ci_low is not None
-    assert found.step_ms.ci_high is not None
     assert found.step_ms.ci_low <= corrected * 1.001
     assert corrected <= found.step_ms.ci_high * 1.001
 
@@ -140,7 +126,7 @@ def test_a_device_bound_step_hides_data_up_to_the_slack() -> None:
     """The host blocks on the gradient norm, then fetches while the optimizer runs for 8 ms."""
     kernels = {"h2d": 0.0, "forward": 4.0, "backward": 8.0, "norm": 0.0, "optimizer": 8.0}
     host = dict.fromkeys(SERIAL.host, 0.001)
-    truth = SERIAL.having(asynchronous=True, sync=True, latency=0.0, device=kernels, host=host, spread=0.0, steps=400)
+    truth = SERIAL.having(asynchronous=True, sync=True, latency=0.0, device=kernels, host=host, spread=0.0, steps=60)
     assert ask(truth, "tokenize=7.9ms").step_ms.median == pytest.approx(20.0, abs=0.04)
     exposed = ask(truth, "tokenize=11ms")
     assert exposed.step_ms.median == pytest.approx(23.0, abs=0.04)
@@ -149,19 +135,7 @@ def test_a_device_bound_step_hides_data_up_to_the_slack() -> None:
     assert ask(truth, "tokenize=11ms", "sync=off").step_ms.median == pytest.approx(20.0, abs=0.3)
 
 
-def test_a_host_that_waits_for_the_step_before_is_at_most_that_far_ahead() -> None:
-    """Every twelfth batch takes 60 ms, which the work of one step on the device (22 ms) does not hide."""
-    kernels = {"h2d": 0.0, "forward": 6.0, "backward": 12.0, "norm": 0.5, "optimizer": 4.0}
-    host = {"h2d": 0.1, "forward": 2.0, "backward": 4.0, "optimizer": 1.0, "sync": 0.0, "log": 0.1}
-    truth = SERIAL.having(asynchronous=True, sync=True, latency=0.0, device=kernels, host=host, steps=240)
-    truth = truth.having(read=0.1, tokenize=1.0, pack=0.1, pattern=(1.0,) * 11 + (60.0,), spread=0.0, log_every=1000)
-    late = oracle.step_ms(oracle.run(truth.having(sync=False, late=True)))
-    assert ask(truth, "sync=late").step_ms.median == pytest.approx(late, rel=0.01)
-    assert ask(truth, "sync=off").step_ms.median < 0.95 * late
-
-
-@pytest.mark.parametrize("edit", ["sync=off", "sync=late"])
-@pytest.mark.parametrize("slice_steps", [4, 8, 20])
+@pytest.mark.parametrize(("slice_steps", "edit"), [(4, "sync=off"), (4, "sync=late"), (20, "sync=off")])
 def test_a_host_that_runs_ahead_does_so_in_slices_of_any_length(slice_steps: int, edit: str) -> None:
     """It was predicted to find an empty device in each slice: 18.7 ms in slices of 4, where steps took 16."""
     device = {"h2d": 0.0, "forward": 5.0, "backward": 8.0, "norm": 0.5, "optimizer": 2.5}
@@ -186,8 +160,6 @@ def test_three_blocks_give_an_interval_over_blocks_and_fewer_one_over_replicates
     assert sorted(many.block_ms) == [0, 1, 2]
     assert many.step_ms.median == pytest.approx(np.median(list(many.block_ms.values())))
     for found in (many, few):
-        assert found.step_ms.ci_low is not None
-        assert found.step_ms.ci_high is not None
         assert found.step_ms.ci_low < found.step_ms.median < found.step_ms.ci_high
     assert many.speedup.median == pytest.approx(1 / many.ratio.median)
 
@@ -204,38 +176,33 @@ def test_a_replay_that_cannot_repeat_the_past_has_no_licence() -> None:
 
 
 def test_a_seed_makes_predictions_repeat_themselves() -> None:
-    run = oracle.run(Truth(workers=2))
+    run = oracle.run(Truth(workers=2, steps=20))
     again = replace(run)
     Replays([again], 8)  # advice asks with fewer replicates
     first, second = (predict([one], parse_edits(["ranks=4"])) for one in (run, again))
     assert first == second
 
 
-def test_the_worst_error_keeps_its_sign_and_its_block() -> None:
-    validation = ask(SERIAL, "tokenize=0").validation
-    odd = replace(validation, errors={0: 0.01, 1: -0.04, 2: 0.02})
-    assert (odd.median, odd.worst) == (0.01, -0.04)
+SAID = [
+    (SERIAL, "workers=1", "0.9 ms for each of its 3 tensors"),
+    (Truth(), "workers=0", "with no hand-over"),
+    (SERIAL, "batch_size=4", "gradient norm and optimizer do not"),
+    (Truth(), "device=2x", "all work on the device changes speed alike"),
+    (SERIAL, "device=2x", "forward, backward and optimizer are all of it"),
+    (SERIAL, "sync=off", "there is no queue to wait for"),
+    (Truth(), "sync=off", "queue is assumed to be deep enough"),
+    (SERIAL, "ranks=4", "the communication itself takes no time"),
+    (Truth(), "cores=1", "shared fairly among 1 compute threads and 1 workers"),
+    (SERIAL, "prefetch=4", "no effect without workers"),
+]
 
 
-@pytest.mark.parametrize(
-    ("truth", "texts", "says"),
-    [
-        (SERIAL, ["workers=1"], "0.9 ms for each of its 3 tensors"),
-        (Truth(), ["workers=0"], "with no hand-over"),
-        (SERIAL, ["batch_size=4"], "gradient norm and optimizer do not"),
-        (Truth(), ["device=2x"], "all work on the device changes speed alike"),
-        (SERIAL, ["device=2x"], "forward, backward and optimizer are all of it"),
-        (SERIAL, ["sync=off"], "there is no queue to wait for"),
-        (Truth(), ["sync=off"], "queue is assumed to be deep enough"),
-        (SERIAL, ["ranks=4"], "the communication itself takes no time"),
-        (Truth(), ["cores=1"], "shared fairly among 1 compute threads and 1 workers"),
-        (SERIAL, ["prefetch=4"], "no effect without workers"),
-    ],
-)
-def test_what_is_taken_for_granted_is_reported(truth: Truth, texts: list[str], says: str) -> None:
-    edited, other = (ask(truth.having(steps=10), *edits).assumptions for edits in (texts, ["read=0"]))
-    assert any(says in line for line in assumption_lines(edited))
-    assert not any(says in line for line in assumption_lines(other))
+def test_what_is_taken_for_granted_is_reported() -> None:
+    runs = {id(truth): oracle.run(truth.having(steps=10)) for truth, *_ in SAID}
+    for truth, text, says in SAID:
+        edited, other = (predict([runs[id(truth)]], parse_edits([one])).assumptions for one in (text, "read=0"))
+        assert any(says in line for line in assumption_lines(edited)), text
+        assert not any(says in line for line in assumption_lines(other)), text
 
 
 def test_costs_that_were_not_observed_are_reported_with_their_figure() -> None:
@@ -257,21 +224,18 @@ def test_fewer_cores_stretch_what_the_workers_hide() -> None:
     assert 17 < ask(truth, "cores=1").step_ms.median < 20
 
 
-def test_no_pair_of_blocks_is_an_input_error() -> None:
+def test_no_pair_of_blocks_and_too_many_batches_in_flight_are_input_errors() -> None:
     with pytest.raises(InputError, match="no block has both"):
         replace_data([oracle.run(SERIAL, block=0)], [oracle.run(SERIAL, block=1)])
     with pytest.raises(InputError, match="no run of this arm"):
         Replays([])
-
-
-def test_more_batches_in_flight_than_anyone_wants_are_refused() -> None:
     with pytest.raises(InputError, match="workers x prefetch is 262144; at most 4096"):
         ask(SERIAL.having(steps=10), "workers=256", "prefetch=1024")
 
 
-def test_errors_of_both_signs_do_not_make_a_replay_that_is_right() -> None:
-    """Their median is 0: what counts is how far each run is off."""
-    found = ReplayValidation({0: 0.08, 1: -0.08}, {0: 0.01, 1: -0.01})
-    assert found.median == 0.0
-    assert found.typical == pytest.approx(0.08)
-    assert not found.within_tolerance
+def test_a_replay_is_judged_by_how_far_each_run_is_off() -> None:
+    odd = ReplayValidation({0: 0.01, 1: -0.04, 2: 0.02}, {0: 0.0})
+    assert (odd.median, odd.worst) == (0.01, -0.04)
+    apart = ReplayValidation({0: 0.08, 1: -0.08}, {0: 0.01, 1: -0.01})  # errors of both signs do not make it right
+    assert (apart.median, apart.typical) == (0.0, pytest.approx(0.08))
+    assert not apart.within_tolerance

@@ -34,7 +34,7 @@ def without(truth: Truth, kind: str, name: str) -> Truth | None:
 
 
 @pytest.mark.slow
-@examples(60, derandomize=True)
+@examples(30, derandomize=True)
 @given(truth=pipelines(), data=st.data())
 def test_removing_a_part_does_to_the_oracle_what_it_does_to_the_replay(truth: Truth, data: st.DataObject) -> None:
     truth = truth.having(jitter=0.0, spread=0.0, steps=28)
@@ -42,12 +42,12 @@ def test_removing_a_part_does_to_the_oracle_what_it_does_to_the_replay(truth: Tr
     possible = [one for one in found if without(truth, one.kind, one.name) is not None]
     one = data.draw(st.sampled_from(possible))
     fewer = without(truth, one.kind, one.name)
-    assert fewer is not None
     was, now = (oracle.step_ms(oracle.run(each)) for each in (truth, fewer))
     assert one.saved_ms.median == pytest.approx(was - now, abs=0.03 * was), (one.kind, one.name)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @examples(60, derandomize=True)
 @given(truth=with_arrivals(), spread=st.floats(0.1, 0.3), stage=st.sampled_from(list(ALL_STAGES)))
 def test_the_steps_that_were_recorded_are_those_that_get_shorter(truth: Truth, spread: float, stage: str) -> None:
@@ -67,19 +67,15 @@ def test_where_no_batch_lay_ready_a_saving_holds_that_receiving_one_costs_nothin
     replays = Replays([oracle.run(truth)])
     (one,) = (part for part in replays.removals() if (part.kind, part.name) == ("stage", "tokenize"))
     assert one.saved_ms.median < 0.5 * (was - now)
-    assert one.saved_ms.ci_high is not None
     assert one.saved_ms.ci_high == pytest.approx(was - now, abs=0.1)
     predicted = replays.predict(parse_edits(["tokenize=0"]))
-    assert predicted.step_ms.ci_low is not None
     assert predicted.step_ms.ci_low == pytest.approx(now, rel=0.01)
     assert any("receiving one is assumed to cost" in line for line in assumption_lines(predicted.assumptions))
 
 
 def test_less_compute_may_leave_workers_waiting_for_what_serves_one_of_them() -> None:
     """Two workers read in turn, 10 ms each, behind 20 ms of compute: without 16 of those a step still lasts 10.
-
-    Once only the savings of stages held that, and of a faster device nothing was said.
-    """
+    Once only the savings of stages held that, and of a faster device nothing was said."""
     truth = Truth(
         workers=2, read=10.0, tokenize=0.5, locked="read", asynchronous=False, jitter=0.0, spread=0.0, steps=30
     )
@@ -88,7 +84,6 @@ def test_less_compute_may_leave_workers_waiting_for_what_serves_one_of_them() ->
     assert now == pytest.approx(10, abs=0.1)
     replays = Replays([oracle.run(truth)])
     (one,) = (part for part in replays.removals() if (part.kind, part.name) == ("phase", "backward"))
-    assert one.saved_ms.ci_low is not None
     assert one.saved_ms.ci_low < 1.01 * (was - now) < 0.7 * one.saved_ms.median
     said = {text: replays.predict(parse_edits([text])).assumptions for text in ("device=8x", "workers=4")}
     assert [any(one.kind == "side by side" for one in found) for found in said.values()] == [True, False]
@@ -100,7 +95,7 @@ BURSTS = Truth(workers=2, prefetch=3, pack=45.0, tokenize=0.5, pattern=(1.0, 1.0
 )
 
 
-@pytest.mark.parametrize("pass_ms", [15.0, 50.0, 400.0])
+@pytest.mark.parametrize("pass_ms", [15.0, 400.0])
 def test_workers_run_on_while_a_pass_over_held_out_data_stands_between_steps(pass_ms: float) -> None:
     """Once a longer one passed for a stop of the whole run: 3.7 of the 14.5 ms were waited for, and 16.5 saved."""
     truth = BURSTS.having(pass_every=7, pass_ms=pass_ms)
@@ -117,7 +112,6 @@ def test_a_saving_is_held_against_the_step_that_was_measured() -> None:
     was, now = (oracle.step_ms(one) for one in (run, oracle.run(BURSTS.having(pack=0.0))))
     run.record.config["data"]["prefetch"] = 1
     (one,) = (part for part in Replays([run]).removals() if (part.kind, part.name) == ("stage", "pack"))
-    assert one.saved_ms.ci_low is not None
     assert one.saved_ms.ci_low <= 1.01 * (was - now) < 0.95 * one.saved_ms.median
 
 
