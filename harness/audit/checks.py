@@ -20,10 +20,7 @@ _ATTENTION_FACTOR: dict[Attention, float] = {"full": 12.0, "half": 6.0, "none": 
 
 @dataclass(frozen=True)
 class Convention:
-    """Formula for training FLOPs per token: 6 x ``weights`` + ``attention_per_position`` x sequence length.
-
-    ``counted``: name for the parameters that ``weights`` is the number of.
-    """
+    """Formula for training FLOPs per token: 6 x ``weights`` + ``attention_per_position`` x sequence length."""
 
     counted: Weights
     weights: int
@@ -54,10 +51,7 @@ def conventions(shape: Shape) -> list[Convention]:
 
 
 def _weights(shape: Shape) -> dict[Weights, int]:
-    """Return the model's number of parameters by method of counting them (:data:`Weights`).
-
-    A matrix that is both token embedding and output projection, as in GPT-2, counts as output projection.
-    """
+    """Return the number of parameters by method of counting. A tied matrix (GPT-2) counts as output projection."""
     everything = parameters(shape)
     embedding = shape.vocab_size * shape.width
     palm = everything - lookups(shape)
@@ -92,10 +86,7 @@ AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Formula, sequence length, devices, peak and scale by which a row's figures are compared.
-
-    None: unknown, so figures that depend on it are not checkable.
-    """
+    """Formula, length, devices, peak and scale by which a row's figures are compared. None: unknown."""
 
     convention: Convention | None
     sequence: float | None
@@ -162,10 +153,7 @@ def step_s(row: AuditRow, setting: Setting) -> Interval | None:
 
 
 def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return the FLOP/s that one device achieved according to each figure (key: TOKENS, STEP, TFLOPS or MFU).
-
-    In a correct row, these intervals overlap.
-    """
+    """Return the FLOP/s of one device by each figure (TOKENS, STEP, TFLOPS or MFU). In a correct row they overlap."""
     result = {}
     flops = setting.flops_per_token
     if flops is not None:
@@ -236,10 +224,7 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReaso
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
-    """Compare the printed duration with steps x step time. None if neither duration nor number of steps is printed.
-
-    A longer duration counts as consistent, because it may include evaluation.
-    """
+    """Compare the printed duration with steps x step time; None if neither is printed. Longer: evaluation too."""
     if row.duration_s is None and row.steps is None:
         return None
     one_step_s = step_s(row, setting)

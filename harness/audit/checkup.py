@@ -1,7 +1,4 @@
-"""Check a published results table against itself, as a pure function from Table to Audit.
-
-Tolerances follow from printed digits (table.py), certainty from scatter and the number of equally good explanations.
-"""
+"""Check a published results table against itself, as a pure function from Table to Audit."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """Audit of one row: checks, readings (changed declarations) that make it consistent, and derived figures.
-
-    A figure is None if the row lacks what it derives from.
-    """
+    """Audit of one row: checks, readings (changed declarations) that make it consistent, derived figures or None."""
 
     name: str
     status: AuditStatus
@@ -101,38 +95,25 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
         setting = setting_of(row, table.declared, palm)
         read = row
         unsorted, excluded = _readings(row, setting, usual, settled, known_formulas, peaks)
-        if all(reading.free for reading in unsorted):
-            read = _beyond_scatter(row, setting, printed)
-        if read is not row:
+        if all(reading.free for reading in unsorted) and (read := _beyond_scatter(row, setting, printed)) is not row:
             unsorted, excluded = _readings(read, setting, usual, settled, known_formulas, peaks)
         ordered = sorted(unsorted, key=lambda reading: (reading.free, _lonely(reading, formulas)))
         candidates.append(Candidate(read, setting, checks(row, setting), ordered, excluded))
     judged = judge(candidates, known_formulas, peaks)
-    audited = [
-        _row(row, candidate, judged.rows[row.name]) for row, candidate in zip(table.rows, candidates, strict=True)
-    ]
+    audited = [_row(row, one, judged.rows[row.name]) for row, one in zip(table.rows, candidates, strict=True)]
     # A row that is neither consistent nor explained for certain is no evidence.
     firm = {row.name: [reading for reading in judged.rows[row.name].readings if reading.firm] for row in table.rows}
     consistent = {row.name for row in audited if row.status == "consistent"}
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
     fitted = fits_by_kind(table, palm, doubtful)
     return Audit(
-        table,
-        audited,
-        formulas,
-        gains(table, {row.name: row.incomparable for row in audited}),
-        fitted,
-        traffic(table) if fitted else None,
-        clues(table, palm, firm, consistent, fitted),
-        judged.scatters,
-    )
+        table, audited, formulas, gains(table, {row.name: row.incomparable for row in audited}), fitted,
+        traffic(table) if fitted else None, clues(table, palm, firm, consistent, fitted), judged.scatters,
+    )  # fmt: skip
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
-    """Return ``row`` with intervals widened by the scatter of the other rows, if its figures differ more than that.
-
-    Otherwise, return ``row`` unchanged.
-    """
+    """Return ``row``, widened by the scatter of the other rows if its figures differ by more than that."""
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
@@ -163,26 +144,19 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, For
 
 
 def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
-    """Return True for a reading that changes the formula to one that fits no other of three or more rows.
-
-    Such readings are listed last.
-    """
+    """Return True for a formula that fits no other of three or more rows: such readings are listed last."""
     formula = formulas.get(one.setting.convention) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
 
 def _readings(
-    row: AuditRow,
-    setting: Setting,
-    usual: Convention | None,
-    settled: Convention | None,
-    known: Sequence[Convention],
+    row: AuditRow, setting: Setting, usual: Convention | None, settled: Convention | None, known: Sequence[Convention],
     peaks: Sequence[Peak],
-) -> tuple[list[FittedReading], list[Excluded]]:
-    """Return the readings (changed declarations) that make ``row`` consistent, and kinds of readings that do not.
+) -> tuple[list[FittedReading], list[Excluded]]:  # fmt: skip
+    """Return the readings that make ``row`` consistent, and kinds of readings that do not; both empty if it is.
 
-    Both are empty if the row is consistent. ``usual``: formula that explains most rows of the table; readings that
-    change one more declaration are included. ``settled``: ``usual`` if it explains several rows, else None.
+    ``usual``: formula that explains most rows; readings that change one more declaration are included. ``settled``:
+    ``usual`` if it explains several rows, else None.
     """
     if fits(row, setting):
         return [], []
@@ -211,36 +185,19 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
     if work is not None and expected is not None and other_length:
         as_declared = work.middle * setting.devices / expected
     return RowAudit(
-        row.name,
-        judged.status,
-        list(one.checks),
-        judged.readings,
-        judged.excluded,
-        None if step is None else step.middle * 1e3,
-        implied,
-        setting,
-        _incomparable(judged.status, judged.readings),
-        as_declared,
-        _alike(judged.readings),
-        judged.scatter,
-    )
+        row.name, judged.status, list(one.checks), judged.readings, judged.excluded,
+        None if step is None else step.middle * 1e3, implied, setting, _incomparable(judged.status, judged.readings),
+        as_declared, _alike(judged.readings), judged.scatter,
+    )  # fmt: skip
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """Return those of ``readings`` that the row cannot tell apart: formulas and lengths with equal FLOPs per token.
-
-    Empty unless a changed formula and a changed sequence length are among them.
-    """
-    counted = [
-        reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
-    ]
-    for first in counted:
-        flops = first.setting.flops_per_token or 0.0
-        equal_flops = [
-            second for second in counted if abs((second.setting.flops_per_token or 0.0) / flops - 1) <= SOLVED_ROUNDING
-        ]
-        if len({equal.kind for equal in equal_flops}) > 1:
-            return equal_flops
+    """Return formulas and lengths among ``readings`` with equal FLOPs per token; empty unless both kinds are."""
+    counted = [(reading, reading.gflops_per_token) for reading in readings]
+    for _, flops in counted:
+        alike = [one for one, other in counted if flops and other and abs(other / flops - 1) <= SOLVED_ROUNDING]
+        if len({one.kind for one in alike}) > 1:
+            return alike
     return []
 
 

@@ -31,10 +31,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory traffic of the optimizer per step: ``bytes`` = ``passes`` x ``parameters`` x bytes per value.
-
-    A pass reads or writes a tensor as large as the parameters.
-    """
+    """Memory traffic of the optimizer per step: ``bytes`` = ``passes`` x ``parameters`` x their bytes."""
 
     passes: int
     bytes: float
@@ -45,10 +42,7 @@ class Traffic:
 
 
 def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[str, bool]) -> list[Fit]:
-    """Return a fit for each kind of row with several batch sizes at one sequence length and number of devices.
-
-    A row's ``kind`` is a name in the table. ``doubtful``: by row name, True if the row is inconsistent.
-    """
+    """Return a fit for each kind of row with several batch sizes at one sequence length and number of devices."""
     kinds: dict[tuple[str, float | None, float], list[tuple[AuditRow, Setting]]] = {}
     for row in table.rows:
         setting = setting_of(row, table.declared, convention)
@@ -63,7 +57,7 @@ def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[
 
 def _fit(kind: str, rows: Sequence[tuple[AuditRow, Setting]], doubtful: Mapping[str, bool]) -> Fit:
     sizes = [row.batch_size or 0 for row, _ in rows]
-    times = [_step_ms(row, setting) for row, setting in rows]
+    times = [step.middle * 1e3 for row, setting in rows if (step := step_s(row, setting)) is not None]
     mean_size, mean_time = sum(sizes) / len(sizes), sum(times) / len(times)
     slope = sum((size - mean_size) * (time - mean_time) for size, time in zip(sizes, times, strict=True))
     slope /= sum((size - mean_size) ** 2 for size in sizes)
@@ -72,21 +66,10 @@ def _fit(kind: str, rows: Sequence[tuple[AuditRow, Setting]], doubtful: Mapping[
     if setting.flops_per_token is not None and setting.sequence is not None and slope > 0:
         flops = setting.flops_per_token * setting.sequence / (slope * 1e-3)
     return Fit(
-        kind,
-        [row.name for row, _ in rows],
-        sizes,
-        mean_time - slope * mean_size,
-        slope,
-        flops,
+        kind, [row.name for row, _ in rows], sizes, mean_time - slope * mean_size, slope, flops,
         flops / setting.peak_flops_per_s if flops is not None and setting.peak_flops_per_s else None,
         [row.name for row, _ in rows if doubtful[row.name]],
-    )
-
-
-def _step_ms(row: AuditRow, setting: Setting) -> float:
-    step = step_s(row, setting)
-    assert step is not None  # Rows without a step time were left out.
-    return step.middle * 1e3
+    )  # fmt: skip
 
 
 def traffic(table: Table) -> Traffic | None:
@@ -104,10 +87,7 @@ def traffic(table: Table) -> Traffic | None:
 
 @dataclass(frozen=True)
 class FixedPart:
-    """Fixed part (ms) of the step time of one kind of rows, which does not grow with the batch size.
-
-    ``low_ms`` to ``high_ms``: range of the fixed parts of those kinds that have only consistent rows.
-    """
+    """Fixed part (ms) of the step of one kind of rows; ``low_ms`` to ``high_ms``: those of consistent kinds."""
 
     fixed_ms: float
     low_ms: float
@@ -122,11 +102,7 @@ class FixedPart:
 
 @dataclass(frozen=True)
 class Clue:
-    """Evidence for ``sequence`` as the length at which ``row`` ran. ``tokens``: its tokens per step at that length.
-
-    ``fixed``: fixed part of its kind's step time. ``as_large``: consistent rows of its kind with as many tokens per
-    step.
-    """
+    """Evidence for ``sequence`` as the length at which ``row`` ran: its kind's fixed part, rows with as many tokens."""
 
     row: AuditRow
     sequence: float
@@ -141,17 +117,10 @@ class Clue:
 
 
 def clues(
-    table: Table,
-    convention: Convention | None,
-    readings: Mapping[str, Sequence[FittedReading]],
-    consistent: Collection[str],
-    fits: Sequence[Fit],
-) -> list[Clue]:
-    """Return evidence on the rows whose firm reading is another sequence length.
-
-    ``readings``: firm readings, by row name. ``consistent``: names of consistent rows, to compare with. ``fits``: the
-    table's fits of step time.
-    """
+    table: Table, convention: Convention | None, readings: Mapping[str, Sequence[FittedReading]],
+    consistent: Collection[str], fits: Sequence[Fit],
+) -> list[Clue]:  # fmt: skip
+    """Return evidence on the rows whose firm reading is another sequence length. ``consistent``: names of such rows."""
     clue_list = []
     for row in table.rows:
         for reading in readings[row.name]:
@@ -173,10 +142,7 @@ def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
 def _as_large(
     table: Table, row: AuditRow, tokens: float | None, convention: Convention | None, consistent: Collection[str]
 ) -> list[AuditRow]:
-    """Return the other rows of ``row``'s kind in ``consistent`` (names) that have exactly ``tokens`` tokens per step.
-
-    Empty if ``tokens`` is None; rows without TFLOP/s are left out.
-    """
+    """Return the other consistent rows of ``row``'s kind with TFLOP/s and exactly ``tokens`` tokens per step."""
     if row.tflops is None or tokens is None:
         return []
     same_kind = (

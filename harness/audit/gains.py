@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.audit.checks import setting_of, step_s, tokens_per_step
-from harness.audit.table import AuditedFigure, AuditRow, Interval, Noise, Table
+from harness.audit.table import AuditedFigure, AuditRow, Interval, Table
 
 GainVerdict = Literal[
-    "not comparable",
-    "no ceiling",
-    "loss with a faster data path",
-    "gain with a slower data path",
-    "above the ceiling",
-    "below the floor",
-    "possible",
-]
+    "not comparable", "no ceiling", "loss with a faster data path", "gain with a slower data path",
+    "above the ceiling", "below the floor", "possible",
+]  # fmt: skip
 NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
 
 
@@ -44,10 +39,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Reason why a row's tokens/s cannot be compared: the row contradicts itself.
+    """Reason why a row's tokens/s cannot be compared: the change that would make the row consistent.
 
-    ``kind``: change that would make it consistent. "sequence", "devices": the length or number is ``value``. "padding":
-    tokens do not count padding. "nothing fits": no tried change does. "not known": other changes do, none for certain.
+    "sequence", "devices": to ``value``. "padding": tokens do not count padding. "nothing fits": no tried change does.
+    "not known": other changes do, none for certain.
     """
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
@@ -56,10 +51,7 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class NotComparable:
-    """Reason why a gain cannot be judged: ``row`` contradicts itself (see ``doubt``), or ``tokens`` per step differ.
-
-    If all are None, baseline and candidate have no figure in common.
-    """
+    """Reason why a gain cannot be judged: ``row`` contradicts itself, ``tokens`` differ, or (None) no common figure."""
 
     row: str | None = None
     doubt: Incomparable | None = None
@@ -67,9 +59,8 @@ class NotComparable:
 
 
 def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain]:
-    """Return the gain of each (baseline, candidate) pair that the table declares; if it declares none, of derived ones.
-
-    ``trusted``: by row name, why its tokens/s cannot be compared; None: they can.
+    """Return the gain of each declared (else derived) pair. ``trusted``: why a row's tokens/s cannot be compared, if
+    so.
     """
     rows = {row.name: row for row in table.rows}
     pairs = list(_derived(table)) if table.compare is None else table.compare
@@ -77,10 +68,7 @@ def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain
 
 
 def _derived(table: Table) -> Iterator[tuple[str, str]]:
-    """Yield (baseline, candidate) for rows of equal batch size: the baseline has the slowest data path.
-
-    Every row with another data path is a candidate.
-    """
+    """Yield (slowest data path, another one) for rows of equal batch size."""
     by_batch: dict[int | None, list[AuditRow]] = {}
     for row in table.rows:
         if row.data in table.isolated_ms:
@@ -102,24 +90,16 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
     noise: NoiseVerdict | None = None
     if reason is None and measured is not None:
         verdict, unexplained = ("no ceiling", None) if ceiling is None else _judge(measured, ceiling)
-        noise = _noise(measured.value - 1, table.noise)
+        noise = "undecidable"
+        if table.noise is not None:
+            noise = "inside the noise" if abs(measured.value - 1) <= table.noise.high else "outside the noise"
     return Gain(
-        baseline.name,
-        candidate.name,
-        _value(measured),
-        None if measured is None else measured.interval.low,
+        baseline.name, candidate.name, _value(measured), None if measured is None else measured.interval.low,
         None if measured is None else measured.interval.high,
         None if baseline_ms is None or candidate_ms is None else baseline_ms.value / candidate_ms.value,
-        None if step_ms is None else step_ms.middle,
-        _value(baseline_ms),
-        _value(candidate_ms),
-        _value(_replaced(step_ms, baseline_ms, None)),
-        _value(ceiling),
-        verdict,
-        noise,
-        unexplained,
-        reason,
-    )
+        None if step_ms is None else step_ms.middle, _value(baseline_ms), _value(candidate_ms),
+        _value(_replaced(step_ms, baseline_ms, None)), _value(ceiling), verdict, noise, unexplained, reason,
+    )  # fmt: skip
 
 
 def _value(figure: AuditedFigure | None) -> float | None:
@@ -141,10 +121,7 @@ def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFig
 
 
 def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
-    """Return step / (step - (``old`` - ``new``)): the speedup if data took ``new`` ms instead of ``old``, all exposed.
-
-    ``new`` None: 0 ms. None without ``step_ms`` or ``old``, or if the saving may be the whole step.
-    """
+    """Return the speedup if data took ``new`` ms (None: 0) instead of ``old``, all exposed. None if that may be all."""
     if step_ms is None or old is None:
         return None
     saved_low = old.interval.low - (new.interval.high if new else 0.0)
@@ -157,12 +134,9 @@ def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedF
 
 
 def _incomparable(
-    table: Table,
-    baseline: AuditRow,
-    candidate: AuditRow,
-    trusted: Mapping[str, Incomparable | None],
+    table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, Incomparable | None],
     measured: AuditedFigure | None,
-) -> NotComparable | None:
+) -> NotComparable | None:  # fmt: skip
     for row in (baseline, candidate):
         if trusted.get(row.name) is not None:
             return NotComparable(row.name, trusted[row.name])
@@ -175,10 +149,7 @@ def _incomparable(
 
 
 def _judge(measured: AuditedFigure, ceiling: AuditedFigure) -> tuple[GainVerdict, float]:
-    """Return the verdict, and by what fraction ``measured`` lies outside of what the data path can cause; 0: inside.
-
-    ``ceiling``: ratio if all data time were exposed. The data path can cause every ratio between 1 and this.
-    """
+    """Return the verdict, and the fraction of ``measured`` that lies outside of what the data path can cause."""
     top, bottom = max(ceiling.interval.high, 1.0), min(ceiling.interval.low, 1.0)
     faster = ceiling.value >= 1
     if measured.interval.high < bottom:
@@ -186,12 +157,6 @@ def _judge(measured: AuditedFigure, ceiling: AuditedFigure) -> tuple[GainVerdict
     if measured.interval.low > top:
         return "above the ceiling" if faster else "gain with a slower data path", measured.value / top - 1
     return "possible", 0.0
-
-
-def _noise(change: float, noise: Noise | None) -> NoiseVerdict:
-    if noise is None:
-        return "undecidable"
-    return "inside the noise" if abs(change) <= noise.high else "outside the noise"
 
 
 def unexplained(found: Sequence[Gain]) -> Gain | None:

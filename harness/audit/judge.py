@@ -30,10 +30,7 @@ from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row with its checks and the readings (changed declarations) that make it consistent.
-
-    :func:`judge` decides which readings are firm.
-    """
+    """A row with its checks and its readings (changed declarations that make it consistent), to be judged."""
 
     row: AuditRow
     setting: Setting
@@ -53,10 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """Verdict on a row. ``readings`` (changed declarations): firm ones first, then possible ones.
-
-    Readings with a free parameter, which would fit any figure, come last.
-    """
+    """Verdict on a row. ``readings``: firm ones, then possible ones, then those with a free parameter."""
 
     status: AuditStatus
     readings: list[FittedReading]
@@ -73,10 +67,7 @@ class Judgement:
 
 
 def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
-    """Judge all rows together: the scatter of the other rows shows how much a row's figures may differ.
-
-    ``known``: formulas for FLOPs per token. ``peaks``: peaks of known devices.
-    """
+    """Judge all rows together: the scatter of the other rows shows how much a row's figures may differ."""
     inexact = [entry for entry in candidates if (pair := entry.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
@@ -95,9 +86,12 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
         return explaining[change]
 
     for _ in range(2):  # In the second round, rows that a firm reading explains show the table's scatter.
-        reported = by_figures(
-            {entry.row.name: _as_explained(entry, firm.get(entry.row.name, [])) for entry in candidates}
-        )
+        applied = {entry.row.name: next(iter(firm.get(entry.row.name, [])), None) for entry in candidates}
+        reported = by_figures({
+            entry.row.name: relations(entry.row, entry.setting) if (reading := applied[entry.row.name]) is None
+            else relations(*under(reading, entry.row, entry.setting))
+            for entry in candidates
+        })  # fmt: skip
         for candidate in inexact:
             weighed[candidate.row.name] = [
                 _weigh(candidate, reading, len(inexact), sharing, reported, trying) for reading in candidate.readings
@@ -111,11 +105,6 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
         readings = weighed.get(name, [replace(reading, free=True) for reading in candidate.readings])
         judged[name] = _judged(candidate, readings, reported, scattered)
     return Judgement(judged, scattered)
-
-
-def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relation]:
-    """Return the row's relations, with the first of the ``firm`` readings applied, if any."""
-    return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
 
 
 Reported = Mapping[tuple[str, str], Sequence[tuple[str, Relation]]]
@@ -137,18 +126,10 @@ def like(one: Relation, but: Collection[str], reported: Reported) -> list[Relati
 
 
 def _weigh(
-    one: Candidate,
-    reading: FittedReading,
-    off: int,
-    sharers: Callable[[FittedReading], Sequence[Candidate]],
-    reported: Reported,
-    trying: Callable[[Candidate, Convention | None, Relation], Readings],
-) -> FittedReading:
-    """Return ``reading`` with its coverage (share of random figures that such readings fit), ``shared`` and ``firm``.
-
-    ``off``: number of rows whose figures differ. ``sharers``: returns rows that a reading explains. ``reported``:
-    relations of all rows. ``trying``: returns all changes that could be tried for a row.
-    """
+    one: Candidate, reading: FittedReading, off: int, sharers: Callable[[FittedReading], Sequence[Candidate]],
+    reported: Reported, trying: Callable[[Candidate, Convention | None, Relation], Readings],
+) -> FittedReading:  # fmt: skip
+    """Return ``reading`` with its coverage, ``shared`` and ``firm``. ``off``: number of rows whose figures differ."""
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))
@@ -221,10 +202,7 @@ def _share(reading: FittedReading, other: Candidate) -> float:
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
-    """Return half the width of the range of differences (logarithms) that rounding allows in all rows of ``sharing``.
-
-    The differences are between the two figures of ``pair``. None if no difference is possible in all rows.
-    """
+    """Return half the range of differences (logarithms) that rounding allows in all of ``sharing``; None if none."""
     pairs = [
         relation
         for member in sharing
@@ -243,11 +221,16 @@ def _judged(
 ) -> JudgedRow:
     pair = one.worst
     if pair is None or pair.gap == 0:
-        return JudgedRow(_plain_status(one.checks), list(found), list(one.excluded), None)
+        statuses = {check.status for check in one.checks}
+        order: tuple[AuditStatus, ...] = ("inconsistent", "consistent")
+        plain: AuditStatus = next((status for status in order if status in statuses), "not checkable")
+        return JudgedRow(plain, list(found), list(one.excluded), None)
     firm = [reading for reading in found if reading.firm]
     free = [reading for reading in found if reading.free]
     possible = [reading for reading in found if not reading.firm and not reading.free]
-    shared_scatter = next((scatter for scatter in scattered if _holds(scatter, pair, one.row.name)), None)
+    figures = {pair.first, pair.second}
+    holding = (each for each in scattered if one.row.name in each.rows and figures & {each.first, each.second})
+    shared_scatter = next(holding, None)
     exceeds_scatter = beyond_scatter(pair, like(pair, {one.row.name}, reported))
     excluded = list(one.excluded)
     if firm:
@@ -258,21 +241,8 @@ def _judged(
     return JudgedRow("apart", free, excluded, shared_scatter)
 
 
-def _holds(scatter: Scatter, pair: Relation, name: str) -> bool:
-    return name in scatter.rows and {pair.first, pair.second} & {scatter.first, scatter.second} != set()
-
-
-def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
-    if any(check.status == "inconsistent" for check in checks):
-        return "inconsistent"
-    return "consistent" if any(check.status == "consistent" for check in checks) else "not checkable"
-
-
 def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[FittedReading]:
-    """Return the readings whose coverage (share of random figures that such readings fit) is at most OFFERED_SHARE.
-
-    The kinds of the others are appended to ``excluded`` as "unspecific".
-    """
+    """Return readings of a coverage of at most OFFERED_SHARE; kinds of others go to ``excluded`` as "unspecific"."""
     useless: dict[UnknownKind, float] = {}
     for reading in found:
         if (reading.coverage or 0.0) > policy.OFFERED_SHARE:
@@ -282,10 +252,7 @@ def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[F
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
-    """Return ``row`` with each figure's interval widened for scatter of relative standard deviation ``deviation``.
-
-    The intervals of two figures then cover NORMAL_DEVIATIONS such deviations between them.
-    """
+    """Return ``row`` with intervals of two figures that cover NORMAL_DEVIATIONS of a scatter of ``deviation``."""
     factor = 1 + policy.NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
@@ -297,9 +264,6 @@ def widened(row: AuditRow, deviation: float) -> AuditRow:
 
 
 def deviation_among(others: Sequence[Relation]) -> float:
-    """Return the relative standard deviation of the differences ``others`` beyond rounding, from their median.
-
-    0 if most differences are within rounding, or without ``others``.
-    """
+    """Return the relative standard deviation of ``others`` beyond rounding, from their median; 0 without."""
     gaps = sorted(relation.gap for relation in others)
     return gaps[len(gaps) // 2] * PER_DEVIATION if gaps else 0.0

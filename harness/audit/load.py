@@ -5,7 +5,7 @@ Figures are *text*: ``6544.40`` and ``6544.4`` are different intervals. Only tit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,10 +35,8 @@ def load_published(path: Path) -> Table:
     try:
         published = Published.model_validate(raw)
     except ValidationError as error:
-        problems = [
-            _unknown(problem) if kind == "extra_forbidden" else problem
-            for kind, problem in problems_of(error, Published)
-        ]
+        kinds = problems_of(error, Published)
+        problems = [_unknown(problem) if kind == "extra_forbidden" else problem for kind, problem in kinds]
         raise first_error(problems, document) or InputError(f"{path}: not a published table") from error
     shape, shape_problems = _shape(published.declared)
     if wrong := first_error([*shape_problems, *_problems(published)], document):
@@ -78,9 +76,8 @@ def _problems(published: Published) -> Iterator[Problem]:
     for index, pair in enumerate(published.compare or []):
         for name in pair:
             if name not in names:
-                yield Problem(
-                    ("compare", index), f"no row {name!r}{did_you_mean(name, names) or ';'} allowed: row names"
-                )
+                guess = did_you_mean(name, names) or ";"
+                yield Problem(("compare", index), f"no row {name!r}{guess} allowed: row names")
         if pair[0] == pair[1]:
             yield Problem(("compare", index), f"{pair[0]!r} is compared with itself")
 
@@ -111,23 +108,18 @@ def _shape(declared: DeclaredSection) -> tuple[Shape | None, list[Problem]]:
 
 
 def _table(published: Published, shape: Shape | None) -> Table:
-    declared = published.declared
-    optimizer = declared.optimizer
+    declared, optimizer = published.declared, published.declared.optimizer
+    facts = declared.model_dump(exclude={"model", "optimizer"})
+    own = [name for name in RowSection.model_fields if name != "duration"]
     return Table(
         title=published.title,
         source=published.source,
         declared=Declared(
-            shape=shape,
-            optimizer=None if optimizer is None else Optimizer(**optimizer.model_dump()),
-            **declared.model_dump(exclude={"model", "optimizer"}),
+            shape=shape, optimizer=None if optimizer is None else Optimizer(**optimizer.model_dump()), **facts
         ),
         isolated_ms=dict(published.isolated_ms_per_sample),
         rows=[
-            AuditRow(
-                **{name: getattr(row, name) for name in RowSection.model_fields if name != "duration"},
-                duration_s=row.duration,
-            )
-            for row in published.rows
+            AuditRow(**{name: getattr(row, name) for name in own}, duration_s=row.duration) for row in published.rows
         ],
         compare=published.compare,
         noise=_noise(published.noise),
@@ -136,30 +128,22 @@ def _table(published: Published, shape: Shape | None) -> Table:
 
 
 def _noise(section: NoiseSection | None) -> Noise | None:
-    if section is None:
-        return None
-    return Noise(*section.fraction, section.source)
+    return None if section is None else Noise(*section.fraction, section.source)
 
 
-def _figure(value: Any) -> AuditedFigure:
-    return read_figure(_text(value))
+def _by(read: Callable[[str], AuditedFigure]) -> BeforeValidator:
+    """Return a validator that reads a figure with ``read``."""
 
+    def figure(value: Any) -> AuditedFigure:
+        if not isinstance(value, str):
+            raise ValueError("must be a figure, not a mapping or list")
+        return read(value)
 
-def _duration(value: Any) -> AuditedFigure:
-    return read_duration(_text(value))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be a figure, not a mapping or list")
-    return value
+    return BeforeValidator(figure)
 
 
 def _fractions(value: Any) -> tuple[float, float]:
-    """Return (low, high) of a range ``[0.01, 0.03]`` or a fraction ``0.01`` (low = high), given as text.
-
-    Raise ValueError unless both lie between 0 and 1.
-    """
+    """Return (low, high) of ``[0.01, 0.03]`` or ``0.01``, given as text. Raise ValueError unless both are in 0 to 1."""
     message = "must be a fraction or a range [from, to] between 0 and 1; for 1 to 3 %: [0.01, 0.03]"
     ends = value if isinstance(value, list) else [value, value]
     try:
@@ -177,8 +161,8 @@ def _pair(value: Any) -> tuple[str, str]:
     return value[0], value[1]
 
 
-AFigure = Annotated[AuditedFigure, BeforeValidator(_figure)]
-ADuration = Annotated[AuditedFigure, BeforeValidator(_duration)]
+AFigure = Annotated[AuditedFigure, _by(read_figure)]
+ADuration = Annotated[AuditedFigure, _by(read_duration)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**15)]
 PositiveRate = Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)]  # a second: operations, bytes
 Text = Annotated[str, Field(min_length=1)]

@@ -36,22 +36,16 @@ class Search:
 
 
 def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: Sequence[Peak]) -> Search:
-    """Return the readings (one changed declaration each) that make ``row`` consistent, and excluded kinds of readings.
-
-    If none is found but those with a free parameter, which fit any figure, pairs of changes are added.
+    """Return the readings that make ``row`` consistent, and excluded kinds; pairs if only those with a free parameter
+    fit.
     """
     excluded: list[Excluded] = []
     fitting = [
-        *_formulas(row, setting, known, excluded),
-        *_scales(row, setting),
-        *_units(row, setting),
-        *sequences(row, setting, excluded),
-        *devices(row, setting, excluded),
-        *peaks_behind(row, setting, peaks, excluded),
-        *paddings(row, setting, excluded),
-        *averages(row, setting),
+        *_formulas(row, setting, known, excluded), *_scales(row, setting), *_units(row, setting),
+        *sequences(row, setting, excluded), *devices(row, setting, excluded),
+        *peaks_behind(row, setting, peaks, excluded), *paddings(row, setting, excluded), *averages(row, setting),
         *durations(row, setting),
-    ]
+    ]  # fmt: skip
     if all(reading.free for reading in fitting):
         fitting += _pairs(row, setting, known)
     return Search(fitting, list(dict.fromkeys(excluded)))
@@ -111,10 +105,7 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
 def peaks_behind(
     row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
-    """Yield the reading that MFU is relative to another peak than the declared one, and which known devices have it.
-
-    If the declared peak is right or the other figures disagree, append that to ``excluded`` instead.
-    """
+    """Yield the reading that MFU is relative to another peak, and the devices that have it; else fill ``excluded``."""
     figures = witnesses(row, setting)
     work = common([interval for name, interval in figures.items() if name != MFU])
     if row.mfu_percent is None or setting.peak_flops_per_s is None or len(figures) < 2:
@@ -149,10 +140,7 @@ def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False)
 
 
 def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield readings in which some figures count real tokens and others all positions, with the share of real tokens.
-
-    If the row declares that it has no padding, append them to ``excluded`` instead.
-    """
+    """Yield readings in which some figures count real tokens only; told to ``excluded`` if the row declares none."""
     figures = witnesses(row, setting) or rates(row, setting)
     for size in range(1, len(figures)):
         for names in combinations(figures, size):
@@ -165,16 +153,8 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
             share = first / second
             if share.low >= 1 or share.overlaps(Interval(1, 1)):
                 continue
-            reading = FittedReading(
-                "padding",
-                setting,
-                share.middle,
-                share.low,
-                min(share.high, 1.0),
-                True,
-                figures=(*real,),
-                others=(*all_positions,),
-            )
+            ends = share.middle, share.low, min(share.high, 1.0)
+            reading = FittedReading("padding", setting, *ends, True, figures=(*real,), others=(*all_positions,))
             if row.padded is False:
                 excluded.append(Excluded("padding", "declared", reading=reading))
                 continue
@@ -182,10 +162,7 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield the reading that tokens/s and step time are of different steps (a log may smooth one).
-
-    They differ beyond rounding then, by AVERAGE_WITHIN at most.
-    """
+    """Yield the reading that tokens/s and step time are of different steps: they differ by AVERAGE_WITHIN at most."""
     rate = rates(row, setting)
     if len(rate) < 2 or rate[TOKENS].overlaps(rate[STEP]):
         return
@@ -204,16 +181,14 @@ def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
 
 Shifts = NDArray[np.float64]  # logarithms of the factors by which changes move a :class:`Relation`
 
+NONE: Shifts = np.zeros(0)
 USUAL_LENGTHS: Shifts = 2.0 ** np.arange(7, 18, dtype=np.float64)  # 128 to 131,072
 USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 
 @dataclass(frozen=True)
 class Readings:
-    """All changes of declared values that could be tried for a row, to measure how many figures they fit by chance.
-
-    Each is a shift: the logarithm of the factor by which it changes the ratio of the two figures in ``relation``.
-    """
+    """All changes that could be tried for a row, as shifts (logarithms) of the ratio of the figures in ``relation``."""
 
     row: AuditRow
     setting: Setting
@@ -222,10 +197,8 @@ class Readings:
     relation: Relation
 
     def coverage(self, reading: FittedReading, half: float | None = None) -> float:
-        """Return the share (0 to 1) of random figures that readings as simple as ``reading`` would fit.
-
-        The figures are up to AS_FAR_OFF_RATIO times as far off. ``half``: their rounding (logarithm); None: that of
-        ``relation``.
+        """Return the share of random figures, as far off, that readings as simple as ``reading`` fit. ``half``:
+        rounding.
         """
         shifts = [self._usual]
         if reading.changes > 1 or not _is_usual(reading):
@@ -238,18 +211,21 @@ class Readings:
     def _usual(self) -> Shifts:
         """Shifts of common errors: formulas, peaks, units, and powers of two as length or number of devices."""
         declared = self.setting
-        parts = [self._by_flops(np.log(list(SCALES.values())))]
+        work = self._work()
+        parts = [np.log(list(SCALES.values())) if work else NONE]
         if declared.flops_per_token is not None and declared.sequence is not None:
             flops = [convention.flops_per_token(declared.sequence) for convention in self.known]
-            parts.append(self._by_flops(np.log(np.array(flops) / declared.flops_per_token)))
+            parts.append(np.log(np.array(flops) / declared.flops_per_token) if work else NONE)
         parts.append(self._by_length(USUAL_LENGTHS, declared.convention))
         parts.append(self._by_devices(USUAL_DEVICES))
         if declared.peak_flops_per_s is not None:
             peaks = [peak.flops_per_s for peak in self.peaks]
             tried_peaks = np.array([2 * declared.peak_flops_per_s, *peaks, *(2 * peak for peak in peaks)])
-            parts.append(self._by_peak(np.log(tried_peaks / declared.peak_flops_per_s)))
-        parts.append(self._by_unit())
-        return np.concatenate(parts)
+            parts.append(np.log(tried_peaks / declared.peak_flops_per_s) if self._of(MFU) else NONE)
+        units = [factor for name, factors in UNITS.items() if self._of(name) for factor in factors]
+        total = [declared.devices] if self._of(TFLOPS) and declared.devices > 1 else []
+        moved = np.log(np.array([*units, *total], dtype=np.float64))
+        return np.concatenate([*parts, moved, -moved])
 
     @cached_property
     def _unusual(self) -> Shifts:
@@ -263,7 +239,7 @@ class Readings:
     def _pairs(self) -> Shifts:
         """Shifts of pairs of changes: another formula, and a power of two as length or another number of devices."""
         powers = 2.0 ** np.arange(log(policy.SEQUENCE_SHORTEST, 2), log(policy.SEQUENCE_LONGEST, 2) + 1)
-        declared, parts = self.setting, [np.zeros(0)]
+        declared, parts = self.setting, [NONE]
         if declared.sequence is None or declared.flops_per_token is None:
             return parts[0]
         devices = self._by_devices(np.arange(1.0, policy.DEVICES_TRIED_MAX + 1))
@@ -281,21 +257,15 @@ class Readings:
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:
-        """Return the exponent (1 or -1) with which computed tokens per step enter the ratio of the two figures.
-
-        0 if the tokens per step are printed, unknown, or not needed.
-        """
+        """Return the exponent (1 or -1) with which computed tokens per step enter the ratio; 0: not at all."""
         if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
             return 0.0
         return 1.0 if self._of(TFLOPS, MFU) else -1.0
 
-    def _by_flops(self, moved: Shifts) -> Shifts:
-        return moved if self._work() else np.zeros(0)
-
     def _by_length(self, lengths: Shifts, convention: Convention | None) -> Shifts:
         declared = self.setting
         if declared.sequence is None:
-            return np.zeros(0)
+            return NONE
         moved: Shifts = self._per_batch() * np.log(lengths / declared.sequence)
         if self._work() and convention is not None and declared.flops_per_token is not None:
             flops = 6.0 * convention.weights + convention.attention_per_position * lengths
@@ -310,15 +280,6 @@ class Readings:
         nonzero: Shifts = moved[moved != 0]
         return nonzero
 
-    def _by_peak(self, moved: Shifts) -> Shifts:
-        return moved if self._of(MFU) else np.zeros(0)
-
-    def _by_unit(self) -> Shifts:
-        units = [factor for name, factors in UNITS.items() if self._of(name) for factor in factors]
-        total = [self.setting.devices] if self._of(TFLOPS) and self.setting.devices > 1 else []
-        moved = np.log(np.array([*units, *total], dtype=np.float64))
-        return np.concatenate([moved, -moved])
-
 
 def _is_usual(reading: FittedReading) -> bool:
     if reading.kind == "sequence":
@@ -327,9 +288,8 @@ def _is_usual(reading: FittedReading) -> bool:
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
-    """Return the share (0 to 1) of random figures that one of ``shifts`` brings within ``half`` of agreement.
-
-    The figures are up to AS_FAR_OFF_RATIO times as far off as ``relation``. Those that agree anyway do not count.
+    """Return the share of random figures, as far off, that a shift brings within ``half``; those that agree do not
+    count.
     """
     window = max(policy.AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
     # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.

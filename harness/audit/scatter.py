@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from harness.audit.checks import STEP, TOKENS, Setting, rates, witnesses
 from harness.audit.policy import COMMON_FACTOR_SPREAD, INCONSISTENT_CHANCE, USUAL_SCATTER, WITNESS_ROWS_MIN
-from harness.audit.table import AuditRow, Interval
+from harness.audit.table import AuditRow
 
 Distances = NDArray[np.float64]
 PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal scatter
@@ -46,13 +46,11 @@ def relations(row: AuditRow, setting: Setting) -> list[Relation]:
     pairs = [(a, b, reported[a], reported[b]) for a, b in combinations(reported, 2) if {a, b} != {TOKENS, STEP}]
     if len(rate) == 2:  # Needs neither the shape nor the peak.
         pairs.append((TOKENS, STEP, rate[TOKENS], rate[STEP]))
-    return [_relation(*pair) for pair in pairs]
-
-
-def _relation(first: str, second: str, one: Interval, other: Interval) -> Relation:
-    quotient = one / other
-    low, high = log(quotient.low), log(quotient.high)
-    return Relation(first, second, (low + high) / 2, (high - low) / 2)
+    found = []
+    for first, second, one, other in pairs:
+        low, high = log((one / other).low), log((one / other).high)
+        found.append(Relation(first, second, (low + high) / 2, (high - low) / 2))
+    return found
 
 
 def worst(row: AuditRow, setting: Setting) -> Relation | None:
@@ -63,9 +61,8 @@ def worst(row: AuditRow, setting: Setting) -> Relation | None:
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
     """Return the probability (0 to 1) that normal scatter makes two figures differ at least as much as ``one``.
 
-    The median of ``others`` (same figures, other rows) is the scale of scatter; few others make it uncertain, and the
-    probability larger. It is at most that of a standard deviation of USUAL_SCATTER, unless WITNESS_ROWS_MIN or more
-    others scatter by more than that.
+    The median of ``others`` (same figures, other rows) is its scale; few make it uncertain. It is at most that of
+    USUAL_SCATTER, unless WITNESS_ROWS_MIN or more others scatter by more.
     """
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
@@ -81,10 +78,7 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
-    """Return True if figures as far apart as ``one`` have at most a chance of INCONSISTENT_CHANCE by normal scatter.
-
-    The limit is a tenth of that if most ``others`` (same figures, other rows) are apart beyond rounding, too.
-    """
+    """Return True if scatter explains ``one`` at most with INCONSISTENT_CHANCE (a tenth if most others are apart)."""
     count = sum(relation.gap > 0 for relation in others)
     return chance_of_scatter(one, others) <= (
         INCONSISTENT_CHANCE / 10 if 2 * count > len(others) else INCONSISTENT_CHANCE
@@ -101,10 +95,7 @@ def _distances() -> tuple[Distances, Distances, Distances]:
 
 @lru_cache(maxsize=256)
 def _median_of(others: int) -> Distances:
-    """Return the probability density of the median of ``others`` normal distances, at the points of :func:`_distances`.
-
-    For an even number, the upper of the two middle distances counts.
-    """
+    """Return the density of the (upper) median of ``others`` normal distances, at the points of :func:`_distances`."""
     _, inner, _ = _distances()
     rank, clipped = others // 2 + 1, np.clip(inner, 1e-300, 1 - 1e-16)
     logarithm = (rank - 1) * np.log(clipped) + (others - rank) * np.log1p(-clipped)
@@ -113,20 +104,14 @@ def _median_of(others: int) -> Distances:
 
 
 def _beyond_median(times: float, others: int) -> float:
-    """Return the chance that a normal distance (both sides) exceeds ``times`` the median of ``others`` such distances.
-
-    For an even number, the upper of the two middle distances counts.
-    """
+    """Return the chance that a normal distance exceeds ``times`` the (upper) median of ``others`` such distances."""
     distance, inner, outer = _distances()
     return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, outer), inner))
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Two figures that should agree, but differ in several rows for an unknown reason.
-
-    ``low``, ``high``, ``typical``: logarithms of their ratio, which are about the relative differences (0.01 is 1 %).
-    """
+    """Two figures that should agree but differ in several rows. ``low``, ``high``, ``typical``: logs of their ratio."""
 
     first: str
     second: str
@@ -142,8 +127,7 @@ class Scatter:
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
     """Return a :class:`Scatter` for each group of two or more rows in which the same two figures differ.
 
-    ``reported``: relations, by row name. ``explained``: names of rows to leave out. If several pairs of figures differ
-    in the same rows, only the pair with the largest typical difference is returned.
+    ``reported``: relations, by row name. ``explained``: rows to leave out. Of several in the same rows, the widest.
     """
     pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():
@@ -164,13 +148,6 @@ def _scatter(first: str, second: str, apart: Mapping[str, Relation], every: Sequ
     centers = [pair.center for pair in apart.values()]
     low, high, middle = min(centers), max(centers), median(centers)
     return Scatter(
-        first,
-        second,
-        list(apart),
-        len(every),
-        median(abs(pair.center) for pair in every) * PER_DEVIATION,
-        low,
-        high,
-        sum(center > 0 for center in centers),
-        high - low <= COMMON_FACTOR_SPREAD * abs(middle),
-    )
+        first, second, list(apart), len(every), median(abs(pair.center) for pair in every) * PER_DEVIATION, low, high,
+        sum(center > 0 for center in centers), high - low <= COMMON_FACTOR_SPREAD * abs(middle),
+    )  # fmt: skip

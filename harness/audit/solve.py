@@ -19,10 +19,7 @@ SOLVED_ROUNDING = 1e-9  # relative error of binary arithmetic in a solved value
 
 @dataclass(frozen=True)
 class NamedPeak:
-    """Device whose peak a publication may have used. ``device`` "": the declared peak, doubled for 2:4 sparsity.
-
-    ``sparse``: True for the peak with 2:4 sparsity.
-    """
+    """Device whose peak may have been used ("": the declared one doubled); ``sparse``: with 2:4 sparsity."""
 
     device: str
     dtypes: tuple[str, ...] = ()
@@ -31,10 +28,7 @@ class NamedPeak:
 
 @dataclass(frozen=True)
 class FittedReading:
-    """A reading: a changed declaration (or two) that makes a row consistent.
-
-    ``free``: True if it has a free parameter, so that it would fit any figure and proves nothing.
-    """
+    """A changed declaration (or two) that makes a row consistent. ``free``: would fit any figure, so proves nothing."""
 
     kind: UnknownKind
     setting: Setting
@@ -75,11 +69,7 @@ class Excluded:
 def sequences(
     row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
-    """Yield the most plausible other sequence length: a power of two if one fits, else the closest to the middle.
-
-    ``low`` and ``high`` of the reading: lengths that the digits allow. If no length is possible, append that to
-    ``excluded``.
-    """
+    """Yield the most plausible other sequence length: a power of two if one fits, else the closest to the middle."""
     intervals = list(_sequence_intervals(row, setting))
     allowed = common(intervals)
     if allowed is None:
@@ -119,10 +109,7 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
-    """Return the FLOP/s achieved by one device, from TFLOP/s and MFU x peak: values that both allow.
-
-    None if both figures are missing, or if no value is allowed by both.
-    """
+    """Return the FLOP/s of one device that both TFLOP/s and MFU x peak allow; None without any."""
     figures = witnesses(row, setting)
     return common([figures[name] for name in (TFLOPS, MFU) if name in figures])
 
@@ -135,10 +122,7 @@ def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
 
 
 def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
-    """Return the powers of two and (unless ``powers_only``) multiples of LENGTH_STEP within ``allowed``, sorted.
-
-    If VALUES_TRIED_MAX or more multiples are allowed, only the shortest are returned.
-    """
+    """Return the powers of two and multiples of LENGTH_STEP in ``allowed``; the shortest VALUES_TRIED_MAX of many."""
     first, last = (
         ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
         floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),
@@ -152,10 +136,7 @@ def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]
 
 
 def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield a reading with the smallest other number of devices that fits, and one with TFLOP/s of all devices.
-
-    If no whole number is possible, append that to ``excluded``.
-    """
+    """Yield a reading with the smallest other number of devices that fits, and one with TFLOP/s of all devices."""
     rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
     allowed = []
     if flops is not None and work is not None and (name := _fixed_rate(row, rate)):

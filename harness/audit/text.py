@@ -240,10 +240,7 @@ def _flops(row: RowAudit) -> str:
 
 
 def _checks(found: Sequence[AuditCheck]) -> str:
-    """Return the comparisons of two figures as text. If all agree, only the one that is nearest to disagreement.
-
-    Comparisons with remarks (``reasons``) are always included.
-    """
+    """Return comparisons of two figures as text: all, or if all agree the tightest and those with remarks."""
     made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
     if all(check.status == "consistent" for check in made):
         figures = [check for check in made if not check.reasons]
@@ -328,10 +325,7 @@ def incomparable(one: Incomparable) -> str:
 
 
 def formula_sentence(audit: Audit) -> str | None:
-    """Return a sentence on the formula that fits most rows, and on formulas that fit exactly the same rows.
-
-    None if no formula fits any row.
-    """
+    """Return a sentence on the formula that fits most rows, and on formulas that fit exactly the same; None if none."""
     formulas = [*audit.formulas.values()]
     best = max(formulas, key=lambda formula: len(formula.rows), default=None)
     if best is None or not best.rows:
@@ -374,10 +368,7 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
 
 
 def _apart(scatter: Scatter | None) -> str:
-    """Return why a row that is apart beyond rounding is not called inconsistent. ``scatter``: of several such rows.
-
-    None: the other rows do not scatter.
-    """
+    """Return why a row that is apart beyond rounding is not called inconsistent. None: the others do not scatter."""
     if scatter is None:
         return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
     if scatter.common:
@@ -386,10 +377,7 @@ def _apart(scatter: Scatter | None) -> str:
 
 
 def gains_sentence(audit: Audit) -> str | None:
-    """Return a sentence on the gain furthest outside of what its data path can cause; None if none is outside.
-
-    It also names the gains that are smaller than this excess.
-    """
+    """Return a sentence on the gain furthest beyond what its data path can cause, and the gains it drowns; or None."""
     worst = unexplained(audit.gains)
     if worst is None or not worst.unexplained:
         return None
@@ -458,10 +446,7 @@ def _change(value: float) -> str:
 
 
 def clue_sentence(clue: Clue) -> str:
-    """Return sentences on the evidence for another sequence length: its kind's fixed step time, and rows compared.
-
-    The rows are those with as many tokens per step.
-    """
+    """Return sentences on the evidence for another length: fixed step time of its kind, and rows of as many tokens."""
     parts = []
     if fixed := clue.fixed:
         fixed_range = Interval(fixed.low_ms, fixed.high_ms)
@@ -496,10 +481,7 @@ def traffic_assumption(traffic: Traffic, table: Table) -> str:
 
 
 def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str:
-    """Return a sentence on the optimizer's memory traffic per step: bytes, and ms at the declared bandwidth.
-
-    The ms are compared with the fixed part (ms) of the step times in ``fits``.
-    """
+    """Return a sentence on the optimizer's memory traffic per step, against the fixed part (ms) in ``fits``."""
     text = f"Optimizer memory traffic ({traffic_assumption(traffic, table)}): {traffic.bytes / 1e9:,.0f} GB a step"
     full, fixed = traffic.ms_at_full_bandwidth, [fit.fixed_ms for fit in fits if not fit.doubtful]
     if full is None:

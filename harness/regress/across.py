@@ -2,8 +2,6 @@
 
 The studies did not alternate, so a change of the machine in between looks like a regression, and no interval over
 blocks shows it. The intervals therefore allow for the variation between days (harness.regress.series).
-
-This module returns numbers and kinds only; harness.regress.text writes the sentences.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import Estimate, from_block_values
@@ -70,9 +68,7 @@ def compare_series(
 ) -> Across:
     """Compare ``candidate`` with ``baseline``: one arm of two studies of different times.
 
-    It is undecided if a difference forbids the comparison, unless its key is in ``allowed``. ``days``: the kept
-    sessions of this arm; without them, the variation between days is assumed. A study compared with itself shows no
-    change.
+    Undecided if a difference forbids it, unless its key is in ``allowed``. ``days``: kept sessions; None: assumed.
     """
     if is_same_study(baseline, candidate):
         return Across(candidate.arm, _same_study(candidate, limits))
@@ -90,19 +86,10 @@ def compare_series(
 
 def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
     """Return True if both are one arm of one study: equal scenario, start, blocks, step times, machine and facts."""
-    first, second = (
-        (
-            series.scenario,
-            series.arm,
-            series.created_utc,
-            series.blocks,
-            series.part_ms[STEP],
-            series.environment,
-            series.facts,
-        )
-        for series in (baseline, candidate)
+    same = ("scenario", "arm", "created_utc", "blocks", "environment", "facts")
+    return baseline.part_ms[STEP] == candidate.part_ms[STEP] and all(
+        getattr(baseline, name) == getattr(candidate, name) for name in same
     )
-    return first == second
 
 
 def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
@@ -110,16 +97,9 @@ def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
     blocks = len(series.blocks)
     step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
     return StateComparison(
-        series.arm,
-        series.created_utc,
-        series.created_utc,
-        blocks,
-        Decision("same", limits.step, none, CONFIDENCE),
-        baseline_ms=step_ms,
-        candidate_ms=step_ms,
-        same_study=True,
-        emulated=series.emulated,
-    )
+        series.arm, series.created_utc, series.created_utc, blocks, Decision("same", limits.step, none, CONFIDENCE),
+        baseline_ms=step_ms, candidate_ms=step_ms, same_study=True, emulated=series.emulated,
+    )  # fmt: skip
 
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
@@ -150,28 +130,28 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
         recorded = key in configs[0] and key in configs[1]
         work = recorded and key.startswith((*WORK, COMMAND)) and not key.startswith(FINGERPRINTED)
         check(key, configs[0].get(key), configs[1].get(key), work)
-    base_share, other_share = baseline.useful_fraction, candidate.useful_fraction
-    if (
-        base_share is not None
-        and other_share is not None
-        and abs(other_share - base_share) > USEFUL_TOKENS_WITHIN * max(base_share, other_share)
-    ):
-        result.append(Difference("useful tokens", base_share, other_share, True, "share"))
-    clocks = baseline.sm_clock_mhz, candidate.sm_clock_mhz
-    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > SM_CLOCKS_WITHIN:
-        result.append(Difference("SM clock", *clocks, True, "MHz"))
-    loads = baseline.other_cpu_cores, candidate.other_cpu_cores
-    if max((load or 0.0 for load in loads), default=0.0) > OTHER_CORES_MAX:
-        result.append(Difference("load by other processes", *loads, False, "cores"))
-    waits = baseline.waiting_share, candidate.waiting_share
-    if max((share or 0.0 for share in waits), default=0.0) > CORE_WAIT_SHARE_MAX:
-        result.append(Difference("waiting for a core", *waits, True, "share"))
-    if baseline.diverged_runs or candidate.diverged_runs:
-        result.append(Difference("diverged runs", baseline.diverged_runs, candidate.diverged_runs, True))
-    elif not _alike_losses(baseline.loss, candidate.loss):
-        result.append(Difference("loss", baseline.loss, candidate.loss, True))
-    if baseline.failed_runs or candidate.failed_runs:
-        result.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
+
+    def pair(name: str) -> list[Any]:
+        return [getattr(baseline, name), getattr(candidate, name)]
+
+    shares, clocks, loads, waits = map(pair, ("useful_fraction", "sm_clock_mhz", "other_cpu_cores", "waiting_share"))
+    diverged, losses, failed = map(pair, ("diverged_runs", "loss", "failed_runs"))
+    unlike_tokens = None not in shares and abs(shares[1] - shares[0]) > USEFUL_TOKENS_WITHIN * max(shares)
+    unlike_clocks = all(clocks) and abs(clocks[1] / clocks[0] - 1) > SM_CLOCKS_WITHIN
+    measured: tuple[tuple[str, list[Any], bool, bool, Literal["", "share", "MHz", "cores"]], ...] = (
+        ("useful tokens", shares, unlike_tokens, True, "share"),
+        ("SM clock", clocks, unlike_clocks, True, "MHz"),
+        ("load by other processes", loads, max(load or 0.0 for load in loads) > OTHER_CORES_MAX, False, "cores"),
+        ("waiting for a core", waits, max(share or 0.0 for share in waits) > CORE_WAIT_SHARE_MAX, True, "share"),
+        ("diverged runs", diverged, any(diverged), True, ""),
+        ("loss", losses, not any(diverged) and not _alike_losses(*losses), True, ""),
+        ("failed runs", failed, any(failed), True, ""),
+    )
+    result += [
+        Difference(key, values[0], values[1], forbids, unit)
+        for key, values, differ, forbids, unit in measured
+        if differ
+    ]
     check("interleave", baseline.interleave, candidate.interleave, False)
     # Older baselines do not record these.
     if baseline.arms and candidate.arms and baseline.probes and candidate.probes:
@@ -182,9 +162,7 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
 
 
 def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
-    """Return ``config`` (dotted keys) with the keys of ``BEFORE`` that it lacks: code without such a key always behaved
-    as with the value given there. ``synchronous``: True to remove all keys of ``BEFORE`` instead.
-    """
+    """Return ``config`` with the keys of ``BEFORE`` that it lacks; without any of ``BEFORE`` if ``synchronous``."""
     if synchronous:
         return {key: value for key, value in config.items() if key not in BEFORE}
     return {**BEFORE, **config}
@@ -196,17 +174,11 @@ def _alike_losses(ours: float | None, theirs: float | None) -> bool:
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
-    """Return the common change of all arms, if each surely changed, in one direction and by similar amounts. The
-    machine or something that the arms share causes such a change, not one arm's code.
-    """
-    changes = [
-        change.median
-        for comparison in comparisons
-        if (change := _moved(comparison.step)) is not None
-        and change.ci_low is not None
-        and change.ci_high is not None
-        and (change.ci_low > 0 or change.ci_high < 0)
-    ]
+    """Return the change of all arms if each surely changed alike: the machine, not one arm's code, causes that."""
+    # Intervals from blocks alone, without the variation between days.
+    steps = [comparison.step for comparison in comparisons]
+    found = [step.change if step.between is None else step.between.blocks_only for step in steps]
+    changes = [change.median for change in found if change is not None and _is_sure(change)]
     if len(changes) < len(comparisons) or len(changes) < COMMON_MOVE_ARMS:
         return None
     smallest, largest = min(changes), max(changes)
@@ -216,56 +188,42 @@ def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
     return None
 
 
-def _moved(step: Decision) -> Estimate | None:
-    """Return the change of the step with the interval from blocks alone, without the variation between days."""
-    return step.change if step.between is None else step.between.blocks_only
+def _is_sure(change: Estimate) -> bool:
+    return (change.ci_low or 0.0) > 0 or (change.ci_high or 0.0) < 0
 
 
 def _comparison(
     baseline: BlockSeries, candidate: BlockSeries, limits: Limits, warned: Sequence[Difference], days: Days
 ) -> StateComparison:
     step_ms = baseline.part_ms[STEP]
-    parts = [
-        name
-        for name in PARTS
-        if name in baseline.part_ms
-        and name in candidate.part_ms
-        and max(median(series.part_ms[name]) for series in (baseline, candidate)) >= NOTICEABLE_PART * median(step_ms)
-    ]
+    both = (name for name in PARTS if name in baseline.part_ms and name in candidate.part_ms)
+    least_ms = NOTICEABLE_PART * median(step_ms)
+    sides = (baseline, candidate)
+    parts = [name for name in both if max(median(side.part_ms[name]) for side in sides) >= least_ms]
     level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
 
     def part(name: str, confidence: float) -> Decision:
         noisy = baseline if name == STEP else None  # An A/A control is kept of the step only.
-        sides = _PartValues(name, baseline.part_ms[name], candidate.part_ms[name])
-        return _decide(sides, limits.step, noisy, confidence, days)
+        values = _PartValues(name, baseline.part_ms[name], candidate.part_ms[name])
+        return _decide(values, limits.step, noisy, confidence, days)
 
     return StateComparison(
-        candidate.arm,
-        baseline.created_utc,
-        candidate.created_utc,
-        min(len(baseline.blocks), len(candidate.blocks)),
-        part(STEP, CONFIDENCE),
-        baseline_ms=median(step_ms),
-        candidate_ms=median(candidate.part_ms[STEP]),
+        candidate.arm, baseline.created_utc, candidate.created_utc, min(len(baseline.blocks), len(candidate.blocks)),
+        part(STEP, CONFIDENCE), baseline_ms=median(step_ms), candidate_ms=median(candidate.part_ms[STEP]),
         parts=[
             Part(name, PARTS[name], median(baseline.part_ms[name]), median(candidate.part_ms[name]), part(name, level))
             for name in parts
         ],
         gates=_gates(baseline, candidate, limits, days),
         slow_blocks=_high_blocks(_PartValues(STEP, step_ms, candidate.part_ms[STEP]), candidate.blocks, limits.step),
-        differences=list(warned),
-        steps=min(baseline.steps or 0, candidate.steps or 0),
+        differences=list(warned), steps=min(baseline.steps or 0, candidate.steps or 0),
         epoch_steps=max(filter(None, (baseline.epoch_steps, candidate.epoch_steps)), default=None),
         emulated=candidate.emulated,
-    )
+    )  # fmt: skip
 
 
 def _high_blocks(sides: _PartValues, blocks: Sequence[int], within: float) -> HighBlocks | None:
-    """Return the candidate's blocks that form a separate group of high values (:func:`high_blocks`). None if there is
-    no such group, or if the baseline has one too.
-
-    ``blocks``: numbers of the candidate's blocks. ``within``: fraction that counts as the same.
-    """
+    """Return the candidate's separate group of high blocks (:func:`high_blocks`); None if the baseline has one too."""
     names = blocks if len(blocks) == len(sides.candidate) else range(len(sides.candidate))
     ours, theirs = (
         {block: math.log(value / median(values)) for block, value in zip(places, values, strict=True) if value > 0}
@@ -295,9 +253,7 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
 
 @dataclass(frozen=True)
 class _PartValues:
-    """Values of one quantity in two studies, one per block: ms per step of the step or a part of it, MiB of peak
-    memory, or ms of startup.
-    """
+    """Values of one quantity in two studies, one per block: ms per step, MiB of peak memory, or ms of startup."""
 
     part: str
     baseline: Sequence[float]
@@ -305,10 +261,8 @@ class _PartValues:
 
 
 def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
-    """Decide from ``sides``, values of two studies that did not alternate. ``within``: fraction that counts as the
-    same. ``noisy``: the study whose A/A control gives the noise floor; None: no floor. ``level``: confidence of the
-    interval, 0 to 1. ``days``: kept sessions, whose scatter widens the interval; None for a quantity that does not vary
-    between days.
+    """Decide from two studies that did not alternate. ``noisy``: its A/A control gives the noise floor. ``days``: or
+    None.
     """
     base_log, other_log = (
         from_block_values([math.log(value) for value in values if value > 0], level)

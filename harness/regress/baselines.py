@@ -1,11 +1,8 @@
 """Keep baselines: an arm's figures as small JSON files in git, one folder per environment.
 
 Files: ``results/baselines/<environment>/<scenario>--<arm>.json``, with the newest study and the medians of earlier
-sessions, whose scatter shows the variation between days. The folder's name is a fingerprint of:
-
-- this machine's processor, cores, CPU quota, governor, turbo, NVIDIA driver and memory
-- the device
-- the versions of Python and of the packages that do the work
+sessions. The folder's name is a fingerprint of this machine (processor, cores, quota, governor, turbo, driver, memory),
+the device, and the versions of Python and of the packages that do the work.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from harness.regress.series import MACHINE, STEP, BlockSeries, Days, Session, ap
 from harness.study.files import check_folder_name
 from trainer.errors import InputError
 from trainer.files import read_json, write_text
-from trainer.json_types import Json, JsonObject
+from trainer.json_types import JsonObject
 
 BASELINE_SCHEMA = 1
 MEND = "restore it from version control, or delete it to start a new baseline"
@@ -65,9 +62,7 @@ class Baseline:
         return (*self.earlier, session_of(self.series, self.level))
 
     def limits_of_detection(self, within: float) -> Detection:
-        """Return the smallest change of the step time that a check on another day can detect. ``within``: fraction of
-        the step time that counts as the same.
-        """
+        """Return the smallest change of the step time that a check on another day detects (``within``: the same)."""
         allowance, measured = self.days.between(STEP, CONFIDENCE)
         edge = math.log1p(within)
         return Detection(math.expm1(edge + allowance), allowance < edge, measured, self.days.more_sessions)
@@ -80,9 +75,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class _History:
-    """Part of a baseline file: the sessions before the newest one, and the newest session's ``level`` (number of its
-    code state).
-    """
+    """Sessions of a baseline file before the newest one, and the newest one's ``level`` (number of its code state)."""
 
     earlier: tuple[Session, ...] = field(default=())
     level: int = 0
@@ -95,8 +88,9 @@ def environment_of(series: BlockSeries) -> JsonObject:
 
 def _machine_of(environment: JsonObject) -> JsonObject:
     """Return a baseline's environment that is known before a run: without the device, memory in whole GiB."""
-    machine = {key: environment.get(key) for key in KEYS}
-    return {**machine, "memory_bytes": whole_gib(machine["memory_bytes"])}
+    machine, memory = {key: environment.get(key) for key in KEYS}, environment.get("memory_bytes")
+    # Kernels differ by a few pages.
+    return machine | {"memory_bytes": round(memory / 2**30) * 2**30 if isinstance(memory, int) else memory}
 
 
 def environment_key(series: BlockSeries) -> str:
@@ -116,8 +110,8 @@ def _file_name(folder: Path, scenario: str, arm: str) -> str:
 def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
     """Add ``series`` to the baseline of its arm and environment as the newest session. Return the file's path.
 
-    ``anew``: True if the code's speed changed on purpose. Earlier sessions then show only the variation between days.
-    An earlier session within :data:`SESSION_APART_H` hours is replaced. At most :data:`KEPT_SESSIONS` are kept.
+    ``anew``: the code's speed changed on purpose, so earlier sessions only show the variation between days. A session
+    within :data:`SESSION_APART_H` hours is replaced; at most :data:`KEPT_SESSIONS` are kept.
     """
     path = path_of(folder, series)
     history = _after(path, series, anew)
@@ -130,8 +124,8 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
 
 
 def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
-    """Return the sessions of the file ``path`` to keep when ``series`` becomes the newest; none without a file. Raise
-    InputError for a damaged file: its sessions took days to collect, so the user must decide to discard them.
+    """Return the sessions to keep when ``series`` becomes the newest. Raise InputError for a damaged file: they took
+    days.
     """
     if not path.exists():
         return _History()
@@ -188,15 +182,8 @@ def every(folder: Path) -> Iterator[Baseline]:
         yield read(path)
 
 
-def whole_gib(amount: Json) -> Json:
-    """Return a number of bytes rounded to whole GiB, in bytes: kernels differ by a few pages. Others unchanged."""
-    return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
-
-
 def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
-    """Return the kept baseline of the arm and environment of ``series``. Raise NoBaselineError if there is none.
-    ``command``: command that keeps a baseline, for the error's text.
-    """
+    """Return the kept baseline of the arm and environment of ``series``. Raise NoBaselineError with ``command``."""
     path = path_of(folder, series)
     if path.is_file():
         return read(path)
@@ -204,9 +191,7 @@ def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
 
 
 def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
-    """Raise NoBaselineError if no baseline of this arm was kept in ``environment``. The device may differ: it is
-    unknown before a run. ``command``: command that keeps a baseline, for the error's text.
-    """
+    """Raise NoBaselineError if no baseline of this arm was kept in ``environment``, of which no device is known."""
     machine = _machine_of(environment)
     if not any(_machine_of(baseline.series.environment) == machine for baseline in _of_arm(folder, scenario, arm)):
         raise _missing(folder, scenario, arm, machine, command)

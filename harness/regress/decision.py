@@ -88,19 +88,13 @@ def confidence_at(blocks: int) -> float:
 
 
 def decide(
-    logs: Sequence[float],
-    within: float,
-    noise: Sequence[float] = (),
-    confidence: float | None = None,
+    logs: Sequence[float], within: float, noise: Sequence[float] = (), confidence: float | None = None,
     estimate: Callable[[Sequence[float], float], Estimate | None] = from_block_values,
-) -> Decision:
+) -> Decision:  # fmt: skip
     """Decide from ``logs``: log(candidate / baseline), one per block. ``within``: fraction that counts as the same.
 
-    Slower or faster: the whole interval lies above or below the range ``within``, and the median is farther from 0 than
-    the noise floor. Same: the interval lies inside that range. Else undecided. ``noise``: log(A/A control / baseline),
-    one per block, which gives the noise floor; empty without a control. ``confidence``: level of the interval, 0 to 1;
-    None: :func:`confidence_at` this number of blocks. ``estimate``: returns the centre with its interval, from logs and
-    a level.
+    ``noise``: log(A/A control / baseline), one per block. ``confidence``: of the interval; None: :func:`confidence_at`
+    this number of blocks. ``estimate``: returns the centre with its interval, from logs and a level.
     """
     level = confidence_at(len(logs)) if confidence is None else confidence
     return judge(estimate(logs, level), within, estimate(noise, CONFIDENCE), level)
@@ -109,8 +103,8 @@ def decide(
 def judge(found: Estimate | None, within: float, noise: Estimate | None, level: float) -> Decision:
     """Decide from estimates of log(candidate / baseline). Undecided if ``found`` is None or has no interval.
 
-    ``found``: at confidence ``level``. ``noise``: of the baseline's A/A control, at the usual level; None without one.
-    ``within``: fraction of the baseline that counts as the same.
+    Slower or faster: the interval lies beyond the range ``within``, and the median beyond the noise floor. Same: the
+    interval lies inside that range. ``found``: at confidence ``level``; ``noise``: of the A/A control.
     """
     change = None if found is None else fractions(found)
     floor = _reach(noise)
@@ -139,9 +133,7 @@ def judge(found: Estimate | None, within: float, noise: Estimate | None, level: 
 
 
 def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
-    """Return how many more blocks would decide, if the median stays. None if over MOST_BLOCKS_WORTH are needed in all.
-    ``edge``: the limit, as a logarithm. The interval shrinks as Student's quantile / sqrt(n).
-    """
+    """Return how many more blocks would decide if the median stays (at most MOST_BLOCKS_WORTH in all); else None."""
     assert found.ci_low is not None
     assert found.ci_high is not None
     low_side = found.median - found.ci_low
@@ -214,10 +206,9 @@ class HighBlocks:
 def high_blocks(logs: Mapping[int, float], within: float, candidate: Mapping[int, float]) -> HighBlocks | None:
     """Return the candidate's blocks that form a separate group with high values; None if there is no such group.
 
-    ``logs``: log of the change, by block. ``candidate``: log of the candidate's own value, by block: it has to be high
-    in the group as well, else the baseline is low there. The group has fewer than half of the blocks, exceeds
-    ``within`` (a fraction), and raises the mean of all by more than that. The gap to the others is more than
-    :data:`HIGH_GAP_MIN` times the others' scatter. A single block is no group: it may be a disturbance.
+    ``logs``: log of the change, by block; ``candidate``: of the candidate's own value, which has to be high too. The
+    group has two to half of the blocks, raises the mean of all by more than ``within`` (a fraction), and its gap to the
+    others exceeds :data:`HIGH_GAP_MIN` times their scatter.
     """
     order = sorted(logs, key=logs.__getitem__)
     splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
@@ -315,19 +306,13 @@ class StateComparison:
 
     @property
     def verdict(self) -> Outcome:
-        """Outcome over everything that must not grow: the typical step, all measured time, and the gates (memory,
-        startup).
+        """Outcome over everything that must not grow: the typical step, all measured time, memory and startup.
 
-        "slower" if one of these is slower. "undecided" if one of them looks worse than allowed, or if "same" and
-        "faster" are barred: by a doubt (such as a busy machine), different work on both sides, prefetched batches that
-        may explain the change, or a group of slower blocks. A doubt bars "slower" too, unless both sides alternated.
-        Else the step's outcome.
+        "slower" if one of these is, unless a doubt bars it (sides that alternated share what slows both). "undecided"
+        if one looks worse than allowed, or a doubt, different work, prefetched batches or a group of slower blocks bars
+        "same" and "faster". Else the step's outcome.
         """
-        decisions = [
-            self.step,
-            *([self.total] if self.total is not None else []),
-            *(gate.decision for gate in self.gates),
-        ]
+        decisions = [self.step, *filter(None, [self.total]), *(gate.decision for gate in self.gates)]
         is_barred = barred(self.doubts, "loss") is not None
         if any(decision.outcome == "slower" for decision in decisions) and (self.alternated or not is_barred):
             return "slower"
@@ -338,10 +323,7 @@ class StateComparison:
 
     @property
     def cause(self) -> Cause | DoubtKind | None:
-        """Reason why the verdict is undecided; None if it is decided. Of several reasons the first of: nothing could be
-        compared, a doubt (its kind), slow blocks, the step's own reason, other work, prefetched batches ("used lead"),
-        another open check.
-        """
+        """First reason why the verdict is undecided; None if it is decided."""
         if self.verdict != "undecided":
             return None
         if self.missing is not None:
@@ -383,26 +365,14 @@ def _looks_worse(decision: Decision) -> bool:
 
 
 def nothing(
-    name: str,
-    baseline: str,
-    candidate: str,
-    within: float,
-    missing: WhyUndecided,
-    blocks: int = 0,
-    confounds: Sequence[Confound] = (),
-    differences: Sequence[Difference] = (),
-) -> StateComparison:
+    name: str, baseline: str, candidate: str, within: float, missing: WhyUndecided, blocks: int = 0,
+    confounds: Sequence[Confound] = (), differences: Sequence[Difference] = (),
+) -> StateComparison:  # fmt: skip
     """Return a comparison in which nothing can be decided, for the reason ``missing``."""
     return StateComparison(
-        name,
-        baseline,
-        candidate,
-        blocks,
-        replace(decide([], within), why="not compared", more_blocks=None),
-        confounds=list(confounds),
-        differences=list(differences),
-        missing=missing,
-    )
+        name, baseline, candidate, blocks, replace(decide([], within), why="not compared", more_blocks=None),
+        confounds=list(confounds), differences=list(differences), missing=missing,
+    )  # fmt: skip
 
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")

@@ -1,7 +1,4 @@
-"""Compare two sides that alternated, from the runs of a study: the step, its parts, peak memory and startup.
-
-This module returns numbers and kinds only; harness.regress.text writes the sentences.
-"""
+"""Compare two sides that alternated, from the runs of a study: the step, its parts, peak memory and startup."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from statistics import median
 from harness.explain.ledger import Blocks, RunLedger, epoch_steps, measure
 from harness.explain.statistics import trimmed_mean
 from harness.judge.comparisons import run_doubts, used_share
-from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
+from harness.judge.confounds import ConfoundKind, confounds, used_lead
 from harness.judge.doubts import barred
 from harness.judge.losses import compare_losses, repeated_data
 from harness.judge.policy import USEFUL_TOKENS_WITHIN
@@ -70,27 +67,14 @@ def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> 
         ledger, its_rounds = measure(run), rounds(run)
         if ledger is not None and its_rounds is not None:
             by_arm.setdefault(run.record.arm, {})[run.record.block] = _FinishedRun(ledger, its_rounds)
-    return [
-        _comparison(
-            study,
-            (pair.baseline, pair.candidate),
-            by_arm,
-            records,
-            limits,
-            _one_sided_problems(runs, (pair.baseline, pair.candidate)),
-        )
-        for pair in study.comparisons
-    ]
+    pairs = [(pair.baseline, pair.candidate) for pair in study.comparisons]
+    return [_comparison(study, pair, by_arm, records, limits, _one_sided_problems(runs, pair)) for pair in pairs]
 
 
 def _comparison(
-    study: StudyRecord,
-    names: tuple[str, str],
-    by_arm: Mapping[str, Mapping[int, _FinishedRun]],
-    records: Mapping[str, Sequence[RunRecord]],
-    limits: Limits,
-    problems: list[OneSidedProblem],
-) -> StateComparison:
+    study: StudyRecord, names: tuple[str, str], by_arm: Mapping[str, Mapping[int, _FinishedRun]],
+    records: Mapping[str, Sequence[RunRecord]], limits: Limits, problems: list[OneSidedProblem],
+) -> StateComparison:  # fmt: skip
     baseline, candidate = names
     arms = {arm.name: arm for arm in study.arms}
     control = next((arm.name for arm in study.arms if arm.control == "a-a" and arm.of == baseline), "")
@@ -100,7 +84,9 @@ def _comparison(
     ours_is, theirs_is = map(_state, (first, second))
     name = first.contest or f"{candidate} against {baseline}"
     if not shared:
-        return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
+        errors = [record.error for side in names for record in records.get(side, ()) if record.error]
+        why = WhyUndecided("failed runs", (errors[0].splitlines()[0],)) if errors else WhyUndecided("no shared block")
+        return nothing(name, ours_is, theirs_is, limits.step, why)
     attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
     level = confidence_at(attempted)  # Blocks that failed on one side count too.
     base_rounds, other_rounds, aa_rounds = (
@@ -122,38 +108,24 @@ def _comparison(
     shares = used_share(ledgers[0]), used_share(ledgers[1])
     changed = limits.step if step.change is None else max(limits.step, abs(step.change.median))
     lead = used_lead(shares, changed, names)
-    return StateComparison(
-        name,
-        ours_is,
-        theirs_is,
-        len(shared),
-        step,
-        steps=min(len(side[block].step_ms) for side in ledgers[:2] for block in shared),
-        epoch_steps=max(filter(None, map(epoch_steps, ledgers[:2])), default=None),
-        baseline_ms=baseline_ms,
-        # Follows from the paired change, because the medians of both sides may differ the other way.
-        candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
-        total=decide(
-            _totals(base_rounds, other_rounds), limits.step, _totals(base_rounds, aa_rounds), level, trimmed_mean
-        ),
-        parts=_parts(base_rounds, other_rounds, aa_rounds, shared, limits.step, level),
-        gates=_gates(sides, shared, limits, level),
-        confounds=[*differing, *lead],
-        defaults=[*second.other_defaults],
-        problems=problems,
-        other_work=next(filter(_is_other_work, differing), None),
-        used_lead=next(iter(lead), None),
-        slow_blocks=high_blocks(
-            typical, limits.step, {block: math.log(_median_ms(other_rounds, [block], STEP)) for block in typical}
-        ),
-        doubts=tuple(entry for entry in run_doubts(names, ledgers[:2]) if barred([entry], "loss")),
-        alternated=True,
-        emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
+    total = decide(
+        _totals(base_rounds, other_rounds), limits.step, _totals(base_rounds, aa_rounds), level, trimmed_mean
     )
-
-
-def _is_other_work(one: Confound) -> bool:
-    return one.kind in OTHER_WORK or (one.kind == "fact" and one.key in OTHER_WORK_FACTS)
+    own = {block: math.log(_median_ms(other_rounds, [block], STEP)) for block in typical}
+    other_work = (c for c in differing if c.kind in OTHER_WORK or (c.kind == "fact" and c.key in OTHER_WORK_FACTS))
+    return StateComparison(
+        name, ours_is, theirs_is, len(shared), step,
+        steps=min(len(side[block].step_ms) for side in ledgers[:2] for block in shared),
+        epoch_steps=max(filter(None, map(epoch_steps, ledgers[:2])), default=None), baseline_ms=baseline_ms,
+        # Follows from the paired change, because the medians of both sides may differ the other way.
+        candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median), total=total,
+        parts=_parts(base_rounds, other_rounds, aa_rounds, shared, limits.step, level),
+        gates=_gates(sides, shared, limits, level), confounds=[*differing, *lead], defaults=[*second.other_defaults],
+        problems=problems, other_work=next(other_work, None), used_lead=next(iter(lead), None),
+        slow_blocks=high_blocks(typical, limits.step, own),
+        doubts=tuple(entry for entry in run_doubts(names, ledgers[:2]) if barred([entry], "loss")), alternated=True,
+        emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
+    )  # fmt: skip
 
 
 def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list[OneSidedProblem]:
@@ -178,11 +150,9 @@ def _state(arm: ArmRecord) -> str:
 
 
 def _typical(
-    baseline: Mapping[int, Rounds],
-    candidate: Mapping[int, Rounds],
-    control: Mapping[int, Rounds] | None = None,
+    baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds], control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
-) -> dict[int, float]:
+) -> dict[int, float]:  # fmt: skip
     """Return {block: typical_log() of ``part``} for the blocks that both sides finished. ``control``: the A/A runs."""
     logs = {
         block: typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
@@ -195,25 +165,16 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
     return median(time_ms for block in blocks if (time_ms := side[block].typical_ms(part)) is not None)
 
 
-def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
-    """Return how long a step waited for ``stage`` (ms, median over ``blocks``); None if replay shows it for no block.
-    ``side``: rounds of one side's runs, by block.
-    """
-    times_ms = [time_ms for block in blocks if (time_ms := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
-    return median(times_ms) if times_ms else None
-
-
 def _parts(
-    baseline: Mapping[int, Rounds],
-    candidate: Mapping[int, Rounds],
-    control: Mapping[int, Rounds],
-    blocks: Sequence[int],
-    within: float,
-    level: float,
-) -> list[Part]:
-    """Return a decision for each phase and stage that takes at least :data:`NOTICEABLE_PART` of the baseline's step
-    time on either side. ``level``: confidence with which all their intervals hold together (Bonferroni).
-    """
+    baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds], control: Mapping[int, Rounds],
+    blocks: Sequence[int], within: float, level: float,
+) -> list[Part]:  # fmt: skip
+    """Return a decision per noticeable phase and stage; together they hold with confidence ``level`` (Bonferroni)."""
+
+    def exposed_ms(stage: str) -> float | None:
+        times_ms = [candidate[block].typical_ms(f"{EXPOSED}{stage}") for block in blocks]
+        return median(known) if (known := [time_ms for time_ms in times_ms if time_ms is not None]) else None
+
     step_ms = _median_ms(baseline, blocks, STEP)
     noticeable = []
     for name in PARTS:
@@ -233,7 +194,7 @@ def _parts(
                 [*_typical(baseline, control, {}, name).values()],
                 part_level,
             ),
-            _exposed_ms(candidate, blocks, name) if PARTS[name] == "stage" else None,
+            exposed_ms(name) if PARTS[name] == "stage" else None,
         )
         for name, times in noticeable
     ]
@@ -278,8 +239,3 @@ def _tokens_per_step(ledgers: Blocks) -> float | None:
 def _totals(baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds]) -> list[float]:
     logs = (total_log(baseline[block], candidate[block]) for block in sorted(set(baseline) & set(candidate)))
     return [log for log in logs if log is not None]
-
-
-def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> WhyUndecided:
-    errors = [record.error for name in names for record in records.get(name, ()) if record.error]
-    return WhyUndecided("failed runs", (errors[0].splitlines()[0],)) if errors else WhyUndecided("no shared block")

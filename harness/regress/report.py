@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from harness.regress.decision import TOTAL, Decision, Gate, Outcome, StateComparison
+from harness.regress import text as sentences
+from harness.regress.decision import TOTAL, Decision, Outcome, StateComparison
 from harness.regress.policy import REGRESSION_SENTENCES_MAX
-from harness.regress.text import (
-    APART,
-    SAME_STUDY,
-    cause_text,
-    change,
-    differing,
-    footnote,
-    headline,
-    inside,
-    missing,
-    reason,
-    remedy,
-    sentence,
-)
 from harness.show.tables import Markdown, safe, table
 from harness.show.text.doubts import confound_lines
 from harness.show.words import floor_percent, ms, number, percent
@@ -57,11 +44,9 @@ def overall(comparisons: Sequence[StateComparison]) -> Outcome:
 
 
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
-    """Return the overall verdict, the notes, and all fields of each comparison with its verdict and sentence, as JSON.
-    The comparisons are under the key ``contests`` (schema 1).
-    """
+    """Return verdict, notes, and all fields of each comparison (``contests``, schema 1), with verdict and sentence."""
     entries = [
-        {**_plain(comparison), "verdict": comparison.verdict, "sentence": sentence(comparison)}
+        {**_plain(comparison), "verdict": comparison.verdict, "sentence": sentences.sentence(comparison)}
         for comparison in comparisons
     ]
     return {"schema": REGRESSION_SCHEMA, "verdict": overall(comparisons), "contests": entries, "notes": list(notes)}
@@ -74,24 +59,26 @@ def _plain(value: Any) -> Any:
         return value
     content = {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Decision):
-        content["reason"], content["remedy"] = reason(value), remedy(value)
+        content["reason"], content["remedy"] = sentences.reason(value), sentences.remedy(value)
     if isinstance(value, StateComparison):
-        text = None if value.missing is None else missing(value)
+        text = None if value.missing is None else sentences.missing(value)
         for key, confound in (("other_work", value.other_work), ("used_lead", value.used_lead)):
             content[key] = None if confound is None else confound_lines([confound])[0]
-        content |= {"confounds": differing(value), "missing": text}
+        content |= {"confounds": sentences.differing(value), "missing": text}
         content |= {"confound_records": [asdict(entry) for entry in value.confounds]}
-        content |= {"cause": value.cause, "remedy": cause_text(value).remedy}
+        content |= {"cause": value.cause, "remedy": sentences.cause_text(value).remedy}
         content["step"] |= {} if text is None else {"reason": text}
     return content
 
 
 def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
     """Return the page. ``alternated``: False if the sides are two studies of different times."""
-    parts = [f"### {headline(overall(comparisons), len(comparisons))}"]
+    parts = [f"### {sentences.headline(overall(comparisons), len(comparisons))}"]
     worst_first = sorted(comparisons, key=lambda comparison: _WORST_FIRST.index(comparison.verdict))
     parts.append(
-        "\n".join(f"- **{safe(sentence(comparison))}**" for comparison in worst_first[:REGRESSION_SENTENCES_MAX])
+        "\n".join(
+            f"- **{safe(sentences.sentence(comparison))}**" for comparison in worst_first[:REGRESSION_SENTENCES_MAX]
+        )
     )
     parts += [f"> {safe(note)}." for note in notes]
     # Each sentence gives the reason and the remedy.
@@ -99,14 +86,14 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
         return "\n\n".join(parts) + "\n"
     rows = [row for c in comparisons for row in _rows(c)]
     parts.append(table(["", "baseline", "candidate", "change [interval]", "noise floor", "decision"], rows))
-    if lines := [line for c in comparisons for line in inside(c)]:
+    if lines := [line for c in comparisons for line in sentences.inside(c)]:
         parts.append("\n".join(f"- {safe(line)}" for line in lines))
-    if lines := [*dict.fromkeys(line for c in comparisons for line in differing(c))]:
+    if lines := [*dict.fromkeys(line for c in comparisons for line in sentences.differing(c))]:
         parts.append("Also different:\n\n" + "\n".join(f"- {safe(line)}" for line in lines))
     if alternated:
-        parts.append(footnote([*comparisons]))
+        parts.append(sentences.footnote([*comparisons]))
     elif not all(comparison.same_study for comparison in comparisons):
-        parts.append(APART)
+        parts.append(sentences.APART)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -114,18 +101,14 @@ def junit(comparisons: Sequence[StateComparison]) -> bytes:
     """Return JUnit XML, a case per comparison: slower is a failure, not compared an error, undecided skipped."""
     verdicts = ["error" if c.missing is not None else c.verdict for c in comparisons]
     suite = ElementTree.Element(
-        "testsuite",
-        name="harness regress",
-        tests=str(len(comparisons)),
-        failures=str(verdicts.count("slower")),
-        errors=str(verdicts.count("error")),
-        skipped=str(verdicts.count("undecided")),
-    )
+        "testsuite", name="harness regress", tests=str(len(comparisons)), failures=str(verdicts.count("slower")),
+        errors=str(verdicts.count("error")), skipped=str(verdicts.count("undecided")),
+    )  # fmt: skip
     for c, verdict in zip(comparisons, verdicts, strict=True):
         case = ElementTree.SubElement(suite, "testcase", classname="harness.regress", name=c.name)
         if verdict in _JUNIT:
-            ElementTree.SubElement(case, _JUNIT[verdict], message=_NO_XML.sub("?", sentence(c)))
-        text = "\n".join([sentence(c), *inside(c)])
+            ElementTree.SubElement(case, _JUNIT[verdict], message=_NO_XML.sub("?", sentences.sentence(c)))
+        text = "\n".join([sentences.sentence(c), *sentences.inside(c)])
         ElementTree.SubElement(case, "system-out").text = _NO_XML.sub("?", text)
     root = ElementTree.Element("testsuites")
     root.append(suite)
@@ -135,25 +118,21 @@ def junit(comparisons: Sequence[StateComparison]) -> bytes:
 
 def _rows(c: StateComparison) -> list[list[str]]:
     if c.missing is not None:
-        return [[c.name, "–", "–", "–", "–", Markdown(f"**undecided**: {safe(missing(c))}")]]
+        return [[c.name, "–", "–", "–", "–", Markdown(f"**undecided**: {safe(sentences.missing(c))}")]]
     assert c.baseline_ms is not None
     assert c.candidate_ms is not None
-    times = ms(c.baseline_ms), ms(c.candidate_ms)
-    rows = [
-        [f"{c.name}: step", *times, change(c.step), _floor_cell(c.step), SAME_STUDY if c.same_study else _cell(c.step)]
-    ]
+
+    def row(name: str, amounts: Iterable[str], decision: Decision, outcome: str) -> list[str]:
+        return [f"{c.name}: {name}", *amounts, sentences.change(decision), _floor_cell(decision), outcome]
+
+    outcome = sentences.SAME_STUDY if c.same_study else _cell(c.step)
+    rows = [row("step", (ms(c.baseline_ms), ms(c.candidate_ms)), c.step, outcome)]
     if c.total is not None and (c.rare or TOTAL in c.open):
-        rows.append([f"{c.name}: {TOTAL}", "–", "–", change(c.total), _floor_cell(c.total), _cell(c.total)])
-    rows += [
-        [f"{c.name}: {gate.name}", *_amounts(gate), change(gate.decision), _floor_cell(gate.decision),
-         _cell(gate.decision, gate=True)]
-        for gate in c.gates
-    ]  # fmt: skip
+        rows.append(row(TOTAL, ("–", "–"), c.total, _cell(c.total)))
+    for gate in c.gates:
+        amounts = (f"{number(value)} {gate.unit}" for value in (gate.baseline, gate.candidate))
+        rows.append(row(gate.name, amounts, gate.decision, _cell(gate.decision, gate=True)))
     return rows
-
-
-def _amounts(gate: Gate) -> tuple[str, str]:
-    return f"{number(gate.baseline)} {gate.unit}", f"{number(gate.candidate)} {gate.unit}"
 
 
 def _cell(decision: Decision, gate: bool = False) -> str:
@@ -161,7 +140,7 @@ def _cell(decision: Decision, gate: bool = False) -> str:
     if outcome == "same":
         return f"same within {percent(decision.within)}"
     if outcome == "undecided":
-        return Markdown(f"**undecided**: {safe(reason(decision))}")
+        return Markdown(f"**undecided**: {safe(sentences.reason(decision))}")
     return Markdown(f"**{_GATE[outcome] if gate else outcome}**")
 
 

@@ -1,7 +1,4 @@
-"""Plan a regression check, and run its comparisons until each is decided or the time is spent.
-
-Baseline, its A/A control and candidate run block by block, up to the maximum number of blocks in the budget.
-"""
+"""Plan a regression check, and run its comparisons until each is decided or the time is spent."""
 
 from __future__ import annotations
 
@@ -43,11 +40,7 @@ class ComparisonPlan:
 
 
 def between_states(scenario: Scenario, source: str, patterns: Sequence[str], control: str | None) -> ComparisonPlan:
-    """Plan each arm that ``patterns`` select (all without patterns) at two states of the code, base and head.
-
-    The arms are named ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``. ``control``: control under which every arm
-    runs (data-only, ideal-data); None: the arm itself. Raise InputError as make_plan does, and for another control.
-    """
+    """Plan each selected arm, under ``control``, as ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``."""
     selected = {arm.name for arm in make_plan(scenario, source, patterns).arms if arm.control is None}
     arms: list[Arm] = []
     names: dict[str, str] = {}
@@ -111,11 +104,7 @@ def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, contro
 
 
 def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
-    """Return the plan of ``arms`` (three neighbours per comparison) for :data:`MOST_BLOCKS_PLANNED` blocks.
-
-    Each block shuffles the comparisons, and keeps the three arms of a comparison together. Six blocks in a row have the
-    three arms in each of their six orders once.
-    """
+    """Return the plan of ``arms`` (threes): shuffled comparisons; six blocks have the six orders of a three once."""
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
     for block in range(MOST_BLOCKS_PLANNED):
@@ -133,9 +122,7 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
 
 @dataclass(frozen=True)
 class RegressionResult:
-    """Result of a regression check: the study's folder and status, its comparisons with their decisions, and the time
-    spent.
-    """
+    """Result of a regression check: the study's folder and status, and its comparisons with their decisions."""
 
     folder: Path
     status: str  # status of the study: done, failed, interrupted
@@ -145,11 +132,8 @@ class RegressionResult:
 
 
 class UntilDecided:
-    """Rule that ends a check, called after each block. Returns True to end: every comparison is decided, the next block
-    would not fit into the budget, or after :data:`HOPELESS_BLOCKS` blocks no comparison has one that both sides
-    finished.
-
-    ``spent_s``: seconds of the budget used at the end of the last block.
+    """Rule that ends a check, called after each block. True: every comparison is decided, the next block would not fit
+    into the budget, or after :data:`HOPELESS_BLOCKS` blocks no comparison has one that both sides finished.
     """
 
     def __init__(self, limits: Limits, budget_s: float) -> None:
@@ -178,10 +162,8 @@ def run_comparisons(
 ) -> RegressionResult:  # fmt: skip
     """Run ``asked`` as a study under ``out`` until every comparison is decided, or ``budget_s`` seconds are spent.
 
-    ``command``: command line, for the study's record. ``source``: path of the scenario file. ``limits``: changes that
-    count as the same. ``arms``: records by arm from :func:`with_codes`, for arms that run other code; None: all run
-    this code. A decision is tried at the looks (:func:`is_look`), and at the end, when one more block would not fit
-    into the budget. A block that still runs when the budget is spent is ended and dropped.
+    ``arms``: records by arm of :func:`with_codes`, for arms that run other code. A decision is tried at the looks
+    (:func:`is_look`) and at the end. A block that still runs when the budget is spent is dropped.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
@@ -197,11 +179,7 @@ def run_comparisons(
 def with_codes(
     asked: ComparisonPlan, base: str, head: str, repository: Path, timeout_s: float = EXAMINE_S
 ) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
-    """Find the harness's code at ``base`` and ``head``, and adapt each arm's configuration to its side's version.
-    Return the plan and the arms' records, by arm.
-
-    Raise InputError if a side is no state of this project, cannot run the scenario, or cannot be imported in time.
-    """
+    """Fit the arms to the harness's code at ``base`` and ``head``. Raise InputError if a side cannot run them."""
     codes = {BASE: find_code(base, repository), HEAD: find_code(head, repository)}
     if codes[BASE].folder == codes[HEAD].folder:
         raise InputError(f"--base {base}, --head {head}: both are {codes[BASE].folder}; give two states")
@@ -210,7 +188,13 @@ def with_codes(
     sides = [side_of(arm.name) for arm in asked.plan.arms]
     limit_s = min(timeout_s, EXAMINE_S)
     examined = {side: examine(code, configs, limit_s) for side, code in codes.items()}
-    other_defaults = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
+    # A default that differs changes no run, because both states run with the same value for every key.
+    base_values, head_values = (flatten(examined[side].defaults) for side in (BASE, HEAD))
+    other_defaults = tuple(
+        OtherDefault(key, base_values[key], head_values[key])
+        for key in sorted(set(base_values) & set(head_values))
+        if base_values[key] != head_values[key]
+    )
     other_defaults += _before(asked.plan.arms, examined[BASE].defaults, examined[HEAD].defaults)
     declared, records = [], {}
     for index, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
@@ -218,36 +202,14 @@ def with_codes(
         config = fit_config(codes[side], configs[index], defaults, examination.errors[index])
         declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
         records[arm.name] = ArmRecord(
-            arm.name,
-            arm.control,
-            arm.of,
-            declared[-1].declared,
-            config,
-            contest=asked.names[arm.name],
-            code=codes[side],
-            environment=examination.environment,
-            other_defaults=other_defaults,
-        )
+            arm.name, arm.control, arm.of, declared[-1].declared, config, contest=asked.names[arm.name],
+            code=codes[side], environment=examination.environment, other_defaults=other_defaults,
+        )  # fmt: skip
     return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), records
 
 
-def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the keys whose default differs between the states base and head. Such a difference changes no run, because
-    both states run with the same value for every key.
-    """
-    base_values, head_values = flatten(base), flatten(head)
-    return tuple(
-        OtherDefault(key, base_values[key], head_values[key])
-        for key in sorted(set(base_values) & set(head_values))
-        if base_values[key] != head_values[key]
-    )
-
-
 def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the keys of ``BEFORE`` that exactly one state lacks, if an arm sets another value than ``BEFORE`` gives:
-    the state without the key behaves as with the value in ``BEFORE``. ``base``, ``head``: each state's default
-    configuration.
-    """
+    """Return the keys of ``BEFORE`` that exactly one state lacks, if an arm sets another value than that."""
     differing = []
     for key, former in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]

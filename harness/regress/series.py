@@ -42,11 +42,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rounds:
-    """Mean milliseconds per measured step of one run, by part and round, made by :func:`rounds`.
-
-    Parts are the step, its phases, its stages, and the time that the step waited for each stage (prefix
-    :data:`EXPOSED`). A stage's work counts even if the step did not wait for it.
-    """
+    """Mean ms per measured step of one run, by round and part: step, phases, stages, and waits (:data:`EXPOSED`)."""
 
     parts: Mapping[str, Values]  # each (rounds,)
     alternated: bool  # True if its rounds are repetitions
@@ -62,8 +58,8 @@ class Rounds:
 
 
 def rounds(run: RunData) -> Rounds | None:
-    """Return the rounds of a finished run, without warm-up steps; None if it did not finish or has no measured step. A
-    round is one repetition, or one of up to :data:`ROUNDS_PER_RUN` equal slices of a run that did not alternate.
+    """Return the rounds of a finished run, without warm-up; None if it did not finish or measured no step. A round is
+    one repetition, or one of up to :data:`ROUNDS_PER_RUN` equal slices of a run that did not alternate.
     """
     steps = derived_steps(run).table
     if run.record.status != "done" or steps is None:
@@ -100,12 +96,12 @@ def rounds(run: RunData) -> Rounds | None:
 
 
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
-    """Return the median over rounds of log(candidate / baseline), for the time of ``part``. None if a side lacks
-    ``part``, or spent no time on it in over half of the rounds.
+    """Return the median over rounds of log(candidate / baseline) of ``part``. None if a side lacks it, or spent no time
+    on it in over half of the rounds.
 
-    ``control``: run of the baseline's A/A control. If it ran in the same rounds, its log(candidate / control) of each
-    round joins the median, and blocks scatter less (results/reference/detection-power). Baseline and control are not
-    averaged before dividing: a jump of the machine's speed during one of them would then spoil the round.
+    ``control``: the baseline's A/A control. If it ran in the same rounds, its log(candidate / control) of each round
+    joins the median, and blocks scatter less (results/reference/detection-power). Averaging it with the baseline first
+    would let a jump of the machine's speed spoil the round.
     """
     logs = [
         np.log(pair[1][positive] / pair[0][positive])
@@ -118,10 +114,7 @@ def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: 
 
 
 def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
-    """Return the log of the candidate's total step time / the baseline's. A rare long step changes the total, but not
-    :func:`typical_log`. None if a side's time is 0 or was not measured. If the numbers of rounds differ, medians over
-    rounds replace the totals.
-    """
+    """Return the log of the candidate's total step time / the baseline's (medians if rounds differ); or None."""
     pair = _paired(baseline, candidate, STEP)
     if pair is None or not pair[0].sum() > 0 or not pair[1].sum() > 0:
         return None
@@ -138,11 +131,8 @@ def _paired(baseline: Rounds, candidate: Rounds, part: str) -> tuple[Values, Val
     return np.array([np.median(first)]), np.array([np.median(second)])
 
 
-KEPT = (
-    "a-a",
-    "ideal-data",
-    "data-only",
-)  # controls with figures of their own, and the A/A control, which shows the noise
+# Controls with figures of their own, and the A/A control, which shows the noise.
+KEPT = ("a-a", "ideal-data", "data-only")
 # Entries of the environment that identify a machine and its settings.
 MACHINE = ("cpu", "cores", "cpu_quota_cores", "cpu_governor", "cpu_turbo", "nvidia_driver", "memory_bytes")
 PROGRAM = "program_fingerprint"  # fingerprint of its code, which may be the subject of the comparison
@@ -155,9 +145,7 @@ FACTS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """Figures of one arm in one study, made by :func:`series_of`. Lists have one value per finished block; times are
-    medians over its rounds. A baseline file contains the series of its newest session.
-    """
+    """Figures of one arm in one study, as in a baseline file. Lists have a value per block, a median over rounds."""
 
     scenario: FolderName
     arm: FolderName
@@ -213,65 +201,47 @@ def _aa_control_of(group: Mapping[int, RunData]) -> str | None:
 def _series(
     study: StudyRecord, arm: str, group: Mapping[int, RunData], control: Mapping[int, RunData]
 ) -> BlockSeries | None:
-    rounds_by_block = {
-        block: run_rounds for block, run in sorted(group.items()) if (run_rounds := rounds(run)) is not None
-    }
+    rounds_by_block = {block: found for block, run in sorted(group.items()) if (found := rounds(run)) is not None}
     ledgers: Blocks = {block: ledger for block, run in group.items() if (ledger := measure(run)) is not None}
     if not rounds_by_block:
         return None
     controls = {block: run_rounds for block, run in control.items() if (run_rounds := rounds(run)) is not None}
     records = [group[block].record for block in rounds_by_block]
-    names = [
-        part
-        for part in (STEP, *PHASES, *STAGES)
-        if all(part in block_rounds.parts for block_rounds in rounds_by_block.values())
-    ]
+    every = (STEP, *PHASES, *STAGES)
+    names = [part for part in every if all(part in one.parts for one in rounds_by_block.values())]
     clocks = [card.sm_clock_mhz for card in device_health({arm: list(group.values())}) if card.sm_clock_mhz]
     first = records[0]
     for record in records:
-        differs = [
-            key
-            for key, value in first.environment.items()
-            if not alike_environment(key, record.environment.get(key), value)
-        ]
+        here, there = record.environment, first.environment
+        differs = [key for key in there if not alike_environment(key, here.get(key), there[key])]
         if differs:
             raise InputError(
                 f"{study.scenario}: {arm}: block {record.block} ran in another environment than block {first.block} "
                 f"({', '.join(differs)}); measure all blocks in one environment"
             )
+    part_ms = {
+        part: [round(one.typical_ms(part) or 0.0, MS_DIGITS) for one in rounds_by_block.values()] for part in names
+    }
+    noise_logs = [
+        typical_log(rounds_by_block[block], controls[block]) for block in rounds_by_block if block in controls
+    ]
+    separate = any(arm_record.contest is not None for arm_record in study.arms)
     return BlockSeries(
-        scenario=study.scenario,
-        arm=arm,
-        created_utc=study.created_utc,
-        blocks=list(rounds_by_block),
-        part_ms={
-            part: [round(block_rounds.typical_ms(part) or 0.0, MS_DIGITS) for block_rounds in rounds_by_block.values()]
-            for part in names
-        },
-        twin_logs=[
-            round(log, MS_DIGITS)
-            for block in rounds_by_block
-            if block in controls and (log := typical_log(rounds_by_block[block], controls[block])) is not None
-        ],
+        study.scenario, arm, study.created_utc, list(rounds_by_block), part_ms,
+        twin_logs=[round(log, MS_DIGITS) for log in noise_logs if log is not None],
         peak_memory_bytes=[record.peak_memory_bytes for record in records if record.peak_memory_bytes],
         startup_ms=[round(record.startup_ns / 1e6, 1) for record in records if record.startup_ns],
         config={key: value for key, value in flatten(first.config).items() if key != "seed"},
-        environment=dict(first.environment),
-        facts=first.facts.only(FACTS),
-        useful_fraction=useful_fraction(ledgers),
+        environment=dict(first.environment), facts=first.facts.only(FACTS), useful_fraction=useful_fraction(ledgers),
         sm_clock_mhz=median(clocks) if clocks else None,
         other_cpu_cores=mean_over(list(ledgers.values()), lambda ledger: ledger.other_cpu_cores),
-        failed_runs=sum(run.record.status == "failed" for run in group.values()),
-        interleave=first.interleave,
-        arms=len(study.arms) or None,
-        probes=flatten(section(study.scenario_text, "probes")),
-        loss=loss_of(list(ledgers.values())),
-        diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
+        failed_runs=sum(run.record.status == "failed" for run in group.values()), interleave=first.interleave,
+        arms=len(study.arms) or None, probes=flatten(section(study.scenario_text, "probes")),
+        loss=loss_of(list(ledgers.values())), diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
         waiting_share=waiting_share([record.facts for record in records]),
-        steps=min((len(ledger.step_ms) for ledger in ledgers.values()), default=None),
-        epoch_steps=epoch_steps(ledgers),
-        started="one by one" if any(arm_record.contest is not None for arm_record in study.arms) else "together",
-    )
+        steps=min((len(ledger.step_ms) for ledger in ledgers.values()), default=None), epoch_steps=epoch_steps(ledgers),
+        started="one by one" if separate else "together",
+    )  # fmt: skip
 
 
 STARTUP = "startup"  # name of the startup among the parts of a session
@@ -306,9 +276,7 @@ class Days:
 
     @property
     def level(self) -> tuple[Session, ...]:
-        """Sessions of the newest level. A level is the number of a code state in the baseline, and grows only if the
-        code's speed was changed on purpose (``baselines.save``).
-        """
+        """Sessions of the newest level: a code state, whose number grows if its speed was changed on purpose."""
         newest = max((session.level for session in self.sessions), default=0)
         return tuple(session for session in self.sessions if session.level == newest)
 
@@ -318,20 +286,16 @@ class Days:
         return max(MIN_SESSIONS - 1 - (len(self.sessions) - len(self._levels())), 0)
 
     def centre(self, part: str) -> float | None:
-        """Return the mean over the newest level's sessions of log(time of ``part`` in ms). None if fewer than
-        MIN_SESSIONS of these sessions have ``part``, or if ``centred`` is False.
-        """
+        """Return the mean log(ms of ``part``) of the newest level; None unless ``centred`` by MIN_SESSIONS of them."""
         logs = _logs(self.level, part)
         return fmean(logs) if self.centred and len(logs) >= MIN_SESSIONS else None
 
     def between(self, part: str, confidence: float) -> tuple[float, bool]:
         """Return (half width, measured): a new day's log(ms) of ``part`` lies within the half width of the centre.
 
-        ``measured``: True if the kept sessions give the half width, False if there are too few, so
-        :data:`DAY_DEVIATION` is assumed. ``confidence``: level of this interval, 0 to 1. It is a prediction interval:
-        the new day is one draw, and the centre is a mean of few days. The scatter within each level is pooled, because
-        all levels ran on one machine. Similar days in a row hold less information than independent days, so they widen
-        the interval.
+        With too few sessions it is not measured, and :data:`DAY_DEVIATION` is assumed. It is a prediction interval: the
+        new day is one draw, and the centre a mean of few. The scatter within each level is pooled. Similar days in a
+        row hold less information than independent ones, so they widen it.
         """
         groups = [
             _logs([session for session in self.sessions if session.level == level], part) for level in self._levels()
@@ -363,9 +327,7 @@ def session_of(series: BlockSeries, level: int) -> Session:
 
 
 def apart(one: str, other: str) -> bool:
-    """Return True if two times (UTC, ISO 8601) are at least :data:`SESSION_APART_H` hours apart, so that their studies
-    count as two sessions. False if a time is not readable.
-    """
+    """Return True if two times (UTC, ISO 8601) are at least :data:`SESSION_APART_H` hours apart; else False."""
     try:
         first, second = (datetime.fromisoformat(text).replace(tzinfo=None) for text in (one, other))
     except ValueError:

@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,10 +62,7 @@ class State:
 
 
 def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
-    """Return the states ``base`` and ``head`` (folders or revisions), at the current folder's depth in the repository.
-    Revisions are unpacked into folders below ``place``. Raise InputError if a side is neither a folder nor a revision,
-    or if both are the same folder.
-    """
+    """Return the states ``base`` and ``head``, revisions unpacked below ``place``. Raise InputError if one is none."""
     imported = _import_folders()
     states = _find_state(base, place / BASE, imported), _find_state(head, place / HEAD, imported)
     if states[0].folder == states[1].folder:
@@ -82,9 +78,7 @@ def note_same_code(states: Sequence[State]) -> None:
 
 
 def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
-    """Return the state of the folder ``where``, or of that revision unpacked into ``place``. Raise InputError if it is
-    neither, or cannot be unpacked. ``imported``: folders on Python's path here.
-    """
+    """Return the state of a folder, or of a revision unpacked into ``place``. ``imported``: on Python's path."""
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
     current = Path.cwd()
@@ -103,7 +97,7 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
     top = _top(current)
     subfolder = current.relative_to(top)
     place.mkdir()
-    with _archive(top, commit) as archive:
+    with subprocess.Popen(["git", "-C", str(top), "archive", commit], stdout=subprocess.PIPE) as archive:
         done = subprocess.run(
             ["tar", "-x", "-C", str(place)], stdin=archive.stdout, capture_output=True, text=True, timeout=_UNPACK_S
         )
@@ -126,10 +120,7 @@ def _branches(folder: Path) -> str:
 
 
 def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State]) -> list[str]:
-    """Return texts ``MODULE:FUNCTION (file)`` for the functions that come from a library, so all states share them.
-    Raise InputError if a state lacks a function, because code of another state would run. ``functions``: pairs of a
-    configuration key and MODULE:FUNCTION.
-    """
+    """Return ``MODULE:FUNCTION (file)`` of each function of a library. Raise InputError if a state lacks one."""
     roots = {state: state.root.resolve() for state in states}
     shared = []
     for key, name in sorted(functions):
@@ -173,12 +164,7 @@ def _import_folders() -> list[Path]:
 
 
 def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders of ``root`` that take the place of ``imported`` folders on Python's path.
-
-    ``root``: another copy of the repository at ``stands_for``. An imported folder inside ``stands_for`` is replaced by
-    the folder of the same relative path in ``root``, if it exists there. Folders of installed packages are not
-    replaced.
-    """
+    """Return the folders of ``root`` that take the place of ``imported`` ones of ``stands_for``, not of packages."""
     # Packages of an environment within the repository are not the user's code.
     packages = [prefix for prefix in (Path(sys.prefix), Path(sys.base_prefix)) if prefix.is_relative_to(stands_for)]
     folders = []
@@ -188,12 +174,6 @@ def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, 
             if mapped != folder and mapped.is_dir():
                 folders.append(str(mapped))
     return tuple(folders)
-
-
-@contextmanager
-def _archive(top: Path, commit: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["git", "-C", str(top), "archive", commit], stdout=subprocess.PIPE) as archive:
-        yield archive
 
 
 def is_of_user_code(asked: ComparisonPlan, *states: str) -> bool:
@@ -206,13 +186,7 @@ def run_user_states(
     asked: ComparisonPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
     budget_s: float,
 ) -> RegressionResult:  # fmt: skip
-    """Run the arms of ``asked`` with the user's code at ``base`` (twice, the second time as A/A control) and at
-    ``head``, as :func:`run_comparisons` does with the same parameters. ``budget_s`` includes the preparation of both
-    states.
-
-    Raise InputError if a side is neither a folder nor a revision of the repository around the current folder, or if it
-    lacks a function that an arm names.
-    """
+    """Run the arms with the user's code at ``base`` (also as A/A control) and ``head``, which must have all of it."""
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
         states = dict(zip((BASE, HEAD), find_states(base, head, Path(parent)), strict=True))
@@ -222,14 +196,13 @@ def run_user_states(
 
 
 def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
-    """Return ``asked`` with only the arms that name user code, and these arms' records for study.json, by arm.
-
-    ``states``: the state of each side, by "base" and "head". Relative file paths of the arms are made absolute. Raise
-    InputError if a state lacks a function that an arm names, or if all functions lie outside the two states.
-    """
+    """Return ``asked`` with only the arms that name user code, and their records. InputError if a state lacks it."""
     selected = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
     functions = {function for arm in selected.plan.arms for function in arm.config.user_functions}
-    codes = {side: _code(state) for side, state in states.items()}
+    codes = {
+        side: Code(str(OWN_FOLDER), sys.executable, state.label, VERSION, str(state.folder), state.path)
+        for side, state in states.items()
+    }
     shared = check_functions(functions, states.values())
     if len(shared) == len(functions):
         raise InputError(
@@ -238,16 +211,16 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
         )
     note_same_code([*states.values()])
     environment = record_environment()
-    planned = []
-    for arm in selected.plan.arms:
-        code = codes[side_of(arm.name)]
-        planned.append(replace(arm, config=_anchored(arm.config), declared={**arm.declared, "code": code.label}))
-    selected = replace(selected, plan=replace(selected.plan, arms=tuple(planned)))
-    records = {}
-    for name, record in records_of(selected).items():
-        code = codes[side_of(name)]
-        records[name] = replace(record, code=code, environment={**environment, "git_commit": code.label})
-    return selected, records
+    of = {arm.name: codes[side_of(arm.name)] for arm in selected.plan.arms}
+    planned = tuple(
+        replace(arm, config=_anchored(arm.config), declared={**arm.declared, "code": of[arm.name].label})
+        for arm in selected.plan.arms
+    )
+    selected = replace(selected, plan=replace(selected.plan, arms=planned))
+    return selected, {
+        name: replace(record, code=of[name], environment={**environment, "git_commit": of[name].label})
+        for name, record in records_of(selected).items()
+    }
 
 
 def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
@@ -266,35 +239,24 @@ def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
     )
 
 
-def _code(state: State) -> Code:
-    return Code(str(OWN_FOLDER), sys.executable, state.label, VERSION, str(state.folder), state.path)
-
-
 def _anchored(config: TrainerConfig) -> TrainerConfig:
     """Return ``config`` with relative file paths made absolute, because its run starts in another folder."""
     nested = config.model_dump(mode="json")
-    data, device = nested["data"], nested["compute"]["device"]
-    corpus, tokenizer, model = data["corpus"], data["tokenizer"], nested["model"]
-    for key in ("config", "pretrained"):
-        if isinstance(model[key], str):
-            model[key] = str(expanded(model[key]).absolute())
-    files = ("parquet", "path", "chat_template")
-    corpora = [source for source in (corpus, (nested["evaluation"] or {}).get("corpus")) if source is not None]
-    for section, key in (
-        *((source, key) for source in corpora for key in files),
-        (tokenizer, "sentencepiece"),
-        (tokenizer, "pretrained"),
-    ):
-        name = section[key]
-        # A missing file may be a name on the hub.
-        if name is not None and "://" not in name and (key != "pretrained" or expanded(name).exists()):
-            section[key] = str(expanded(name).absolute())
-    if (questions := (nested["evaluation"] or {}).get("multiple_choice")) is not None:
-        questions["path"] = str(expanded(questions["path"]).absolute())
+    data, evaluation, device = nested["data"], nested["evaluation"] or {}, nested["compute"]["device"]
+    corpora = [source for source in (data["corpus"], evaluation.get("corpus")) if source is not None]
+    files = [(source, key) for source in corpora for key in ("parquet", "path", "chat_template")]
+    files += [(nested["model"], "config"), (nested["model"], "pretrained")]
+    files += [(data["tokenizer"], "sentencepiece"), (data["tokenizer"], "pretrained")]
+    files += [(questions, "path") for questions in [evaluation.get("multiple_choice")] if questions is not None]
     if isinstance(device, dict):
-        for key in ("emulated", "recorded"):
-            if device[key] is not None and (key == "recorded" or is_file_name(device[key])):
-                device[key] = str(expanded(device[key]).absolute())
+        files += [(device, "recorded")] + [(device, "emulated")] * is_file_name(device["emulated"] or "")
+    for section, key in files:
+        name = section[key]
+        if not isinstance(name, str) or "://" in name:
+            continue
+        # A missing tokenizer may be a name on the hub.
+        if section is not data["tokenizer"] or key != "pretrained" or expanded(name).exists():
+            section[key] = str(expanded(name).absolute())
     return TrainerConfig.model_validate(nested)
 
 
@@ -302,13 +264,7 @@ def run_command_states(
     plan: CommandPlan, base: str, head: str, out: Path, command: Sequence[str], source: str, limits: Limits,
     budget_s: float,
 ) -> RegressionResult:  # fmt: skip
-    """Run each arm's program of ``plan`` with the user's code at ``base`` (twice, the second time as A/A control) and
-    at ``head``, until every comparison is decided or ``budget_s`` seconds are spent. A block that is still running then
-    is dropped. ``command``, ``source``, ``limits``: as for :func:`run_comparisons`.
-
-    Raise InputError if a side is neither a folder nor a revision of the repository around the current folder, or if it
-    lacks a function that trains.
-    """
+    """Run each arm's program with the user's code at ``base`` (also as A/A control) and at ``head``."""
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
         states = find_states(base, head, Path(parent))

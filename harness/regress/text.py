@@ -44,9 +44,10 @@ class CauseText:
     remedy: str  # action that would decide it; "" for none
 
 
+_BUDGET = "Allow more time with --budget"
 CAUSES: Mapping[Cause | DoubtKind, CauseText] = {
     "failed runs": CauseText("{details}", "Fix the failed run; its log is in the study's folder"),
-    "no shared block": CauseText(NO_BLOCK, "Allow more time with --budget, or fewer steps"),
+    "no shared block": CauseText(NO_BLOCK, f"{_BUDGET}, or fewer steps"),
     "other tokens per step": CauseText(
         "steps of {ours} and of {theirs} tokens: their times cannot be compared",
         "Give both sides one batch size and sequence length",
@@ -54,15 +55,11 @@ CAUSES: Mapping[Cause | DoubtKind, CauseText] = {
     "code changed": CauseText("{details} changed during the measurement", "Run the check again, without edits"),
     "differences": CauseText("not comparable: {details}", "Measure both with the same settings, or pass --allow KEY"),
     "no baseline": CauseText("{details}", "Keep a baseline first"),
-    "too few blocks": CauseText(
-        f"only {{blocks}} of the {MIN_BLOCKS} blocks that an interval needs", "Allow more time with --budget"
-    ),
+    "too few blocks": CauseText(f"only {{blocks}} of the {MIN_BLOCKS} blocks that an interval needs", _BUDGET),
     "within the noise": CauseText(
         "the change is no larger than the noise floor of {floor}", "Use a quiet machine, or longer runs"
     ),
-    "both possible": CauseText(
-        "the interval includes changes within {within} and beyond", "Allow more time with --budget"
-    ),
+    "both possible": CauseText("the interval includes changes within {within} and beyond", _BUDGET),
     "at the limit": CauseText(
         "the change is about as large as the limit of {within}", "Choose another --within; more blocks hardly help"
     ),
@@ -76,12 +73,9 @@ CAUSES: Mapping[Cause | DoubtKind, CauseText] = {
     "other work": CauseText("the two sides do different work: {work}", "Give both sides the same work"),
     "used lead": CauseText("{lead}", "Give both more warm-up steps, or longer runs"),
     "slow blocks": CauseText("{slow}", "Compare the logs of these runs with those of the others"),
-    "other check open": CauseText("{checks} may have grown by more than allowed", "Allow more time with --budget"),
+    "other check open": CauseText("{checks} may have grown by more than allowed", _BUDGET),
 }
-
 DOUBTED = CauseText("{doubt}", "{settle}")
-
-
 NOISE: frozenset[Cause | DoubtKind] = frozenset({"within the noise", "both possible", "at the limit", "scattered"})
 
 
@@ -230,9 +224,7 @@ def default(one: OtherDefault) -> str:
 
 
 def differing(c: StateComparison) -> list[str]:
-    """Return a line for each difference of the two sides: confounds, defaults, probe problems, study differences. If
-    nothing was compared, those that forbid a comparison are left out, because :func:`missing` reports them.
-    """
+    """Return a line for each difference of the two sides, but those that :func:`missing` reports."""
     shown = c.differences if c.missing is None else [entry for entry in c.differences if not entry.forbids]
     return [
         *confound_lines(c.confounds),
@@ -279,9 +271,7 @@ def headline(verdict: Outcome, comparisons: int) -> str:
 
 
 def change(decision: Decision) -> str:
-    """Format a change with its interval: ``+3.1 % [+2.2 %, +4.0 %]``. Above 100 %, a ratio: ``2.50x [2.31x, 2.74x]``.
-    "no figure" without an estimate, and a clause instead of figures if it is too noisy.
-    """
+    """Format a change with its interval: ``+3.1 % [+2.2 %, +4.0 %]``, above 100 % ``2.50x [2.31x, 2.74x]``."""
     estimate = decision.change
     if estimate is None:
         return "no figure"
@@ -323,9 +313,7 @@ def _floor(decision: Decision) -> str:
 
 
 def kept_note(kept: Baseline, within: float) -> str:
-    """Return a note on a check of another day against ``kept``: the smallest slowdown that it detects, and how to
-    detect smaller ones. ``within``: fraction that counts as the same.
-    """
+    """Return a note on the smallest slowdown that a check of another day against ``kept`` detects."""
     detection = kept.limits_of_detection(within)
     text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(detection.slowdown)}"
     text += f" or more (--within {percent(within)})"

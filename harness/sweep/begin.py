@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,17 +51,12 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
 def begin_sweep(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run a sweep in a new folder below ``out``. Raises InputError, before anything runs, for settings that cannot
-    work. ``source``: path of the sweep file, for the record. ``copy``: copies the new folder elsewhere during the
-    sweep; None: no copy.
-    """
+    """Run a sweep in a new folder below ``out``. Raises InputError before anything runs if a setting cannot work."""
     return _run(*_begun(loaded, out, command, source), copy)
 
 
 def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
-    """Return the expected cost of all trials, from a few trained steps of each size. Raises InputError for settings
-    that cannot work, and TrialFailed if the trained steps fail.
-    """
+    """Return the expected cost of all trials, from a few steps of each size. Raises InputError or TrialFailed."""
     with TemporaryDirectory(prefix="sweep-cost-") as place:
         return SweepRun(*_begun(loaded, Path(place), command, source, compared=False)).cost()
 
@@ -82,11 +78,14 @@ def _begun(
         )
     refuse_too_much(settings, configs, {}, spent_by((), price), price)
     prepare_data({loaded.arm: config}, settings.limits.start_s)
+    parameters = None
+    with suppress(InputError):  # unknown for a model.factory
+        parameters = configs.parameters(configs.base)
     study = create_folder(out, settings.name)
     folder = SweepFolder(study.path)
     record = SweepRecord(
         settings.name, loaded.arm, settings.model_dump(mode="json"), loaded.config.model_dump(mode="json"), space.steps,
-        configs.step_tokens(configs.base), _parameters(configs), price, "running", now(), list(command), source,
+        configs.step_tokens(configs.base), parameters, price, "running", now(), list(command), source,
         record_environment(),
     )  # fmt: skip
     folder.write(record)
@@ -96,9 +95,7 @@ def _begun(
 def resume_sweep(
     path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run the remaining trials of the sweep in the folder ``path``. ``budget``: settings whose budget and limits
-    replace the recorded ones; None: keep these. ``copy``: as in :func:`begin_sweep`.
-    """
+    """Run the remaining trials of a sweep. ``budget``: settings whose budget and limits replace the recorded ones."""
     folder = SweepFolder(path)
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
@@ -120,13 +117,6 @@ def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfi
     except ValueError as error:
         first = str(error).splitlines()
         raise InputError(f"{folder.sweep_json}: settings of another version of this program ({first[0]})") from error
-
-
-def _parameters(configs: TrialConfigs) -> int | None:
-    try:
-        return configs.parameters(configs.base)
-    except InputError:
-        return None
 
 
 def _price_of_device(config: TrainerConfig) -> float | None:

@@ -57,9 +57,7 @@ def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s:
 
 
 def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot], trials: int = 1) -> TrialsNeed:
-    """Return the expected need of ``trials`` trials like ``plan``. Its times are None if ``pilots`` has none of that
-    kind (model).
-    """
+    """Return the expected need of ``trials`` trials like ``plan``; no times without a pilot of that kind (model)."""
     config = configs.of(plan)
     steps, pilot = trials * plan.steps, pilots.get(plan.kind)
     need = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))
@@ -86,22 +84,15 @@ def needs_by_size(
 
 
 def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
-    seconds = None if one.seconds is None or more.seconds is None else one.seconds + more.seconds
-    return replace(
-        one,
-        trials=one.trials + more.trials,
-        steps=one.steps + more.steps,
-        tokens=one.tokens + more.tokens,
-        seconds=seconds,
-    )
+    sums = {name: getattr(one, name) + getattr(more, name) for name in ("trials", "steps", "tokens")}
+    known = one.seconds is not None and more.seconds is not None
+    return replace(one, **sums, seconds=(one.seconds or 0.0) + (more.seconds or 0.0) if known else None)
 
 
 def shortage(
     budget: SweepBudget, needs: Sequence[TrialsNeed], spent: Spending, price_usd_per_hour: float | None
 ) -> Shortage | None:
-    """Return the first of tokens, hours and US dollars of which all ``needs`` together exceed what ``spent`` leaves of
-    the budget; else None. If the seconds of any need are unknown, only tokens are checked. Dollars need a price.
-    """
+    """Return the first of tokens, hours and USD that ``needs`` exhaust (tokens if seconds are unknown); or None."""
     tokens = sum(need.tokens for need in needs)
     if budget.tokens is not None and tokens > budget.tokens - spent.tokens:
         return Shortage("tokens", tokens, budget.tokens - spent.tokens, budget.tokens)

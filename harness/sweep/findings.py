@@ -34,9 +34,7 @@ def mean_losses(points: Iterable[tuple[float, float]]) -> dict[float, float]:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Trials of one group (such as one model size) and one number of steps. They differ only in learning rate and seed,
-    so their losses form a curve over the rate.
-    """
+    """Trials of one group (such as one model size) and length, which differ only in learning rate and seed."""
 
     group: str
     steps: int
@@ -50,10 +48,7 @@ class RateCurve:
 
     @property
     def edge(self) -> Edge | None:
-        """End of the tried rates beyond which the best rate may lie; None if neither. The lowest mean loss must be at
-        this end, and no trial further out may have diverged or ended early as behind; a fitted minimum beyond it is not
-        enough.
-        """
+        """End of the tried rates beyond which the best may lie, as nothing further out diverged or ended; or None."""
         lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
         if self.optimum.at_edge is None or lowest is None:
             return None
@@ -64,36 +59,26 @@ class RateCurve:
 
     @property
     def trained_above(self) -> bool:
-        """True if a trial finished at a rate above ``ceiling``, the lowest rate that diverged: not all higher rates
-        diverge.
-        """
+        """True if a trial finished above ``ceiling``, the lowest rate that diverged: not all higher rates diverge."""
         return self.ceiling is not None and any(rate > self.ceiling.learning_rate for rate, _ in self.above)
 
     @property
     def lowest(self) -> tuple[float, float] | None:
-        """(learning rate, loss) of the trial with the lowest loss in ``points``, so below every rate that diverged;
-        None if there is no such trial.
-        """
+        """(learning rate, loss) of the trial with the lowest loss below every rate that diverged; None without one."""
         return min(self.points, key=lambda point: point[1], default=None)
 
     @property
     def lowest_mean(self) -> float | None:
-        """Learning rate with the lowest mean loss over its seeds in ``points``, so below every rate that diverged; None
-        if there is no such trial.
-        """
+        """Learning rate with the lowest mean loss over its seeds below every rate that diverged; None without one."""
         means = mean_losses(self.points)
         return min(means, key=lambda rate: means[rate], default=None)
 
 
 @dataclass(frozen=True)
 class ChosenRate:
-    """The best rate of a sweep. ``by`` is how it was found:
-
-    - fit: the minimum of the fitted curve;
-    - bound: the end of the tried range that has the lowest loss;
-    - lowest: the rate with the lowest (mean) loss, if no minimum could be fitted within the rates;
-    - projection: the prediction from the optima of several sizes;
-    - transfer: the optimum of another width, under mup.
+    """The best rate of a sweep. ``by``: fit (minimum of the curve), bound (end of the tried range with the lowest
+    loss), lowest (mean loss, without a minimum), projection (from several sizes), transfer (from another width, by
+    mup).
     """
 
     learning_rate: float
@@ -174,9 +159,8 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:
-    """Return True if divergence of the trial ``one`` excludes its rate and higher ones from the curve of ``group`` and
-    ``steps``. That is so for the group's trials of at most ``steps`` steps. On the curve of group "" it is also so for
-    all probes (trials that only look for divergence), whatever their own group.
+    """Return True if divergence of ``one`` excludes its rate and higher ones from the curve of ``group`` and ``steps``:
+    of the group's trials of at most ``steps`` steps, and on the curve of group "" of all probes.
     """
     probes = one.plan.role == "probe" and not group
     return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)

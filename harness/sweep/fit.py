@@ -96,9 +96,8 @@ class NoOptimum:
 def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
     """Fit a quadratic over log learning rate and return its optimum. ``losses``: one per trial; rates may repeat.
 
-    A trial whose loss is None or not finite is not fitted: its rate only bounds the optimum's interval. Above the
-    largest rate with a loss, it counts as diverged. Returns NoOptimum if too few rates have a loss or the fit fails.
-    Raises ValueError for a rate <= 0 or unequal lengths.
+    A trial whose loss is None or not finite only bounds the optimum's interval; above the largest rate with a loss, it
+    counts as diverged. Raises ValueError for a rate <= 0 or unequal lengths.
     """
     if len(learning_rates) != len(losses):
         raise ValueError(f"{len(learning_rates)} learning rates, {len(losses)} losses")
@@ -149,16 +148,11 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     below = max((rate for rate in tried if rate < rates[maybe_lowest[0]]), default=None)
     above = min((rate for rate in tried if rate > rates[maybe_lowest[-1]]), default=None)
     return LearningRateOptimum(
-        math.exp(clipped),
-        None if at_edge == "low" or below is None else _rate(min(low, below)),
-        None if at_edge == "high" or above is None else _rate(max(high, above)),
-        fitted.at(clipped - rates[lowest]),
-        at_edge,
-        fitted.r2,
-        points,
-        None if at_edge == "low" else _rate(low),
+        math.exp(clipped), None if at_edge == "low" or below is None else _rate(min(low, below)),
+        None if at_edge == "high" or above is None else _rate(max(high, above)), fitted.at(clipped - rates[lowest]),
+        at_edge, fitted.r2, points, None if at_edge == "low" else _rate(low),
         None if at_edge == "high" else _rate(high),
-    )
+    )  # fmt: skip
 
 
 def _rate(log: float) -> float | None:
@@ -168,8 +162,8 @@ def _rate(log: float) -> float | None:
 
 
 def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
-    """Return the first and last index (inclusive) of ``rates`` (logarithms) to fit: about those within ``reach`` of the
-    rate at index ``lowest``, which has the lowest loss, without ends that rise too steeply (:data:`CLIFF`).
+    """Return the first and last index of ``rates`` (logarithms) to fit: about those within ``reach`` of the one at
+    ``lowest``, without ends that rise too steeply (:data:`CLIFF`).
     """
     near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
     last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
@@ -189,8 +183,8 @@ def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int,
 
 
 def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[float | None, float] | None:
-    """Fit a cubic to ``rises`` and return (x of its minimum, sum of squared residuals). ``design``: columns 1, x, x **
-    2. The x is None if no minimum lies within the points; the result is None for at most :data:`MIN_RATES` distinct x.
+    """Fit a cubic to ``rises`` (``design``: columns 1, x, x ** 2). Return (x of its minimum within the points or None,
+    sum of squared residuals); None for at most :data:`MIN_RATES` distinct x.
     """
     places = design[:, 1]
     if len(np.unique(places)) <= MIN_RATES:
@@ -210,9 +204,7 @@ def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[flo
 
 @dataclass(frozen=True)
 class _Quadratic:
-    """A fitted convex quadratic with the interval of its vertex. Positions are log learning rates relative to that of
-    the lowest mean loss.
-    """
+    """A fitted convex quadratic and the interval of its vertex, over log learning rates relative to the lowest's."""
 
     vertex: float
     low: float

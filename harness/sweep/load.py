@@ -33,6 +33,14 @@ SET_BY_SWEEP = {
     "steps": "steps",
     "seed": "seeds",
 }
+# Keys of the sweep that replace one of the base, which must not be set too.
+ALSO_SET = {
+    "schedule": "optimizer.schedule",
+    "final_fraction": "optimizer.final_fraction",
+    "weight_decay": "optimizer.weight_decay",
+    "warmup_fraction": "optimizer.lr_warmup_steps",
+    "warmup_steps": "optimizer.lr_warmup_steps",
+}
 
 
 class LoadedSweep(NamedTuple):
@@ -45,16 +53,15 @@ class LoadedSweep(NamedTuple):
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
-    """Read a sweep file, merge its base files and ``sets``, and check it. ``path``: a file, or the name of a sweep that
-    the harness ships. ``sets``: ``key=value`` texts with keys of the sweep or of its base. Raises InputError with file,
-    line, key and allowed values.
-    """
+    """Read and check a sweep: a file or shipped name, with ``key=value`` texts. Raises InputError with its place."""
     file = find_file(path, SWEEPS)
     document = read_merged(file, "a sweep", "name, learning_rate, strategy and steps")
     for text in sets:
         apply_sweep_set(document, text)
     settings = check_settings(document)
-    base = _base_of(settings, document, file)
+    if settings.scenario is None and settings.arm is not None:
+        raise InputError(f"{document.nearest(('arm',))}: arm: goes with scenario; give that too")
+    base = _Base() if settings.scenario is None else _scenario_arm(settings.scenario, settings.arm, document, file)
     config = _config_of(settings, base, document)
     _check_mup(settings, config, document)
     return LoadedSweep(base.priced(settings), base.arm, config, base.notes(settings))
@@ -95,22 +102,15 @@ def check_settings(document: Document) -> SweepConfig:
         settings = SweepConfig.model_validate(data, strict=True)
     except ValidationError as error:
         raise _first(error, SweepConfig, document, ()) from error
-    base = settings.base
-    for key, setting in SET_BY_SWEEP.items():
-        if has(base, key):
-            mark = document.nearest(("base", *key.split(".")))
-            raise InputError(f"{mark}: base.{key}: the search sets it; use the sweep's {setting}")
-    for key in ("schedule", "final_fraction", "weight_decay"):
-        if getattr(settings, key) is not None and has(base, f"optimizer.{key}"):
-            mark = document.nearest(("base", "optimizer", key))
-            raise InputError(f"{mark}: base.optimizer.{key}: the sweep's {key} also sets it; give one of them")
-    warmup = next((key for key in ("warmup_steps", "warmup_fraction") if getattr(settings, key) is not None), None)
-    if warmup is not None and has(base, "optimizer.lr_warmup_steps"):
-        mark = document.nearest(("base", "optimizer", "lr_warmup_steps"))
-        raise InputError(f"{mark}: base.optimizer.lr_warmup_steps: the sweep's {warmup} also sets it; give one of them")
-    if settings.batch_tokens is not None and has(base, "optimizer.accumulation"):
-        mark = document.nearest(("base", "optimizer", "accumulation"))
-        raise InputError(f"{mark}: base.optimizer.accumulation: batch_tokens sets it; give one of them")
+    clashes = {key: f"the search sets it; use the sweep's {setting}" for key, setting in SET_BY_SWEEP.items()}
+    for key, overridden in ALSO_SET.items():
+        if getattr(settings, key) is not None:
+            clashes[overridden] = f"the sweep's {key} also sets it; give one of them"
+    if settings.batch_tokens is not None:
+        clashes["optimizer.accumulation"] = "batch_tokens sets it; give one of them"
+    for key, why in clashes.items():
+        if has(settings.base, key):
+            raise InputError(f"{document.nearest(('base', *key.split('.')))}: base.{key}: {why}")
     return settings
 
 
@@ -133,9 +133,7 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
 
 
 class _Base(NamedTuple):
-    """Configuration of the trials, which the sweep's own keys then override. ``scenario``: the scenario that has it;
-    None: no scenario, so the trainer's defaults.
-    """
+    """Configuration of the trials before the sweep's own keys. ``scenario``: the one that has it, if any."""
 
     arm: str = DEFAULT_ARM
     config: dict[str, Json] = {}  # noqa: RUF012 - never changed
@@ -157,17 +155,13 @@ class _Base(NamedTuple):
         return tuple(lines)
 
 
-def _base_of(settings: SweepConfig, document: Document, file: Path) -> _Base:
-    if settings.scenario is None and settings.arm is not None:
-        raise InputError(f"{document.nearest(('arm',))}: arm: goes with scenario; give that too")
-    return _Base() if settings.scenario is None else _scenario_arm(settings.scenario, settings.arm, document, file)
-
-
 def _config_of(settings: SweepConfig, base: _Base, document: Document) -> TrainerConfig:
     """Return the configuration that all trials share. Raises InputError with the place of a wrong key."""
     over = dict(settings.base)
     # The length of a schedule is not known yet: each trial has its own.
-    over["optimizer"] = {**merge(section(over, "optimizer"), _optimizer(settings)), "schedule_steps": MAX_TRIAL_STEPS}
+    names = ("schedule", "final_fraction", "weight_decay")
+    own: JsonObject = {name: value for name in names if (value := getattr(settings, name)) is not None}
+    over["optimizer"] = {**merge(section(over, "optimizer"), own), "schedule_steps": MAX_TRIAL_STEPS}
     try:
         # Only the values of this file are checked strictly; those of the arm were checked before.
         return TrainerConfig.model_validate(merge(base.config, over), strict=not base.config)
@@ -204,11 +198,6 @@ def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path
     return _Base(arms[0].name, arms[0].config.model_dump(mode="json"), loaded)
 
 
-def _optimizer(settings: SweepConfig) -> dict[str, Json]:
-    names = ("schedule", "final_fraction", "weight_decay")
-    return {name: value for name in names if (value := getattr(settings, name)) is not None}
-
-
 def _first(error: ValidationError, model: type[BaseModel], document: Document, above: tuple[str, ...]) -> InputError:
     """Return the InputError for the first of pydantic's errors. ``above``: keys of the document above ``model``."""
     problems = []
@@ -219,17 +208,14 @@ def _first(error: ValidationError, model: type[BaseModel], document: Document, a
             path, message = path[:1], STEPS
         elif kind == "extra_forbidden" and _is_tag(problem.path):
             # key of a list in a strategy, for example sizes
-            below = str(problem.path[2]) if len(problem.path) > 3 else None
-            message = _unknown_setting(str(problem.path[1]), below, str(path[-1]))
+            strategy, below = str(problem.path[1]), str(problem.path[2]) if len(problem.path) > 3 else None
+            allowed = list((ModelSize if below == "sizes" else TAGGED[strategy]).model_fields)
+            guess = did_you_mean(str(path[-1]), allowed) or ";"
+            message = f"unknown key of {below or strategy}{guess} allowed: {', '.join(allowed)}"
         problems.append(Problem((*above, *path), message))
     first = first_error(problems, document)
     assert first is not None
     return first
-
-
-def _unknown_setting(strategy: str, below: str | None, key: str) -> str:
-    allowed = list((ModelSize if below == "sizes" else TAGGED[strategy]).model_fields)
-    return f"unknown key of {below or strategy}{did_you_mean(key, allowed) or ';'} allowed: {', '.join(allowed)}"
 
 
 def _is_tag(path: tuple[str | int, ...]) -> bool:

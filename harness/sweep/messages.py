@@ -35,9 +35,7 @@ def amount(resource: Resource, value: float) -> str:
 
 
 def all_diverged(trials: Sequence[Trial]) -> bool:
-    """Return True if there are trials and all of them diverged. Probes (short trials that only look for divergence)
-    count only if there are no other trials.
-    """
+    """Return True if there are trials and all diverged. Probes only count if there are no other trials."""
     full = [trial for trial in trials if trial.plan.role != "probe"] or trials
     return bool(full) and all(trial.status == "diverged" for trial in full)
 
@@ -53,36 +51,28 @@ def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None)
 
 def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: Spending, price: float | None) -> str:
     """Return the error message for a budget that does not suffice for all trials of all sizes of a projection."""
-    sizes = [
-        f"{need.group}: {count(need.trials, 'trial')}, {_arithmetic(short.resource, need)} = "
-        f"{_total(short.resource, need)}"
-        for need in needs
-    ]
-    shown = "; ".join(sizes[:SIZES_SHOWN]) + (
-        f"; and {len(sizes) - SIZES_SHOWN} more" if len(sizes) > SIZES_SHOWN else ""
-    )
-    measured, total = "", short.needed + short.budget - short.left  # ``total`` includes the spent part
+    sizes = []
+    for need in needs:
+        total = amount("tokens", need.tokens) if short.resource == "tokens" else duration(need.seconds or 0.0)
+        sizes.append(f"{need.group}: {count(need.trials, 'trial')}, {_arithmetic(short.resource, need)} = {total}")
+    more = f"; and {len(sizes) - SIZES_SHOWN} more" if len(sizes) > SIZES_SHOWN else ""
+    shown = "; ".join(sizes[:SIZES_SHOWN]) + more
+    measured, whole = "", short.needed + short.budget - short.left  # ``whole`` includes the spent part
     if short.resource != "tokens" and spent.seconds:
         measured = f"; measuring the step time (already spent): {duration(spent.seconds)}"
     return (
         f"budget.{short.resource}: {amount(short.resource, short.budget)}, but {count(len(needs), 'size')} "
-        f"{'needs' if len(needs) == 1 else 'need'} {amount(short.resource, total)} if no trial ends early "
+        f"{'needs' if len(needs) == 1 else 'need'} {amount(short.resource, whole)} if no trial ends early "
         f"({shown}{measured}{_at(short.resource, price)}); give enough for all sizes, fewer trials, or fewer steps"
     )
 
 
 def _arithmetic(resource: Resource, need: TrialsNeed) -> str:
-    """Format how a need arises: number of steps x time of a step + time of everything else; if these are tokens, or
-    times are unknown, steps x tokens.
-    """
+    """Format how a need arises: steps x time of a step + the rest; steps x tokens if times are unknown or unasked."""
     if resource == "tokens" or need.step_s is None or need.seconds is None:
         return f"{need.steps:,} steps x {need.tokens // max(1, need.steps):,} tokens"
     other_s = need.seconds - need.steps * need.step_s
     return f"{need.steps:,} steps x {ms(need.step_s * 1e3)} + {duration(other_s)} for the rest"
-
-
-def _total(resource: Resource, need: TrialsNeed) -> str:
-    return amount("tokens", need.tokens) if resource == "tokens" else duration(need.seconds or 0.0)
 
 
 def _at(resource: Resource, price: float | None) -> str:
@@ -145,9 +135,7 @@ def plan_lines(
 
 
 def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> list[str]:
-    """Return a warning if the warm-up is longer than half of some trials, where half of the trial is used instead; else
-    []. ``key``: name of the setting.
-    """
+    """Return a warning if the warm-up is cut to half of some trials; else []. ``key``: name of the setting."""
     short = sorted({stage.steps for stage in stages if stage.steps // 2 < warmup_steps}, reverse=True)
     if not short:
         return []
@@ -162,10 +150,7 @@ def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> l
 def cost_lines(
     needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
 ) -> list[str]:
-    """Return the expected cost as lines: a table of hours (and USD) by size, and a note that the measurement took
-    ``measuring_s`` seconds. ``evaluated``: False for trials on an emulated device, which have no passes over held-out
-    data.
-    """
+    """Return the expected cost as a table by size. ``evaluated``: False on emulated devices, which have no loss."""
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [need.seconds or 0.0 for need in needs]
     rows = [
@@ -274,9 +259,7 @@ class SweepProgress:
             print(line, file=sys.stderr, flush=True)
 
     def line(self, trial: Trial, steps: int, loss: float | None, seconds: float) -> str:
-        """Return a trial's progress line with an estimate of the time left. ``seconds``: time since the sweep was
-        started or resumed.
-        """
+        """Return a trial's progress line with an estimate of the time left. ``seconds``: since this start."""
         all_trials = f"{'' if self._exact else 'at most '}{self._all}"
         value = "" if loss is None else f", loss {loss:.4f}"
         done, remaining = self._done_steps + steps, ""

@@ -1,6 +1,4 @@
-"""Define the sweep file, and make the configurations of its trials. Paths are relative to the current directory, but in
-``extends`` and ``scenario`` to the file that has them.
-"""
+"""Define the sweep file, and make the configurations of its trials."""
 
 from __future__ import annotations
 
@@ -64,10 +62,8 @@ class DivergenceConfig(Config):
 
 
 class SweepBudget(Config):
-    """Limits of the whole sweep. The sweep stops when one is spent.
-
-    It does not start if one full trial needs more. With a strategy that projects, all trials of all sizes must fit,
-    assuming that none ends early.
+    """Limits of the whole sweep, which stops when one is spent. It does not start if one full trial needs more (with a
+    strategy that projects: all trials of all sizes).
     """
 
     hours: float | None = Field(None, gt=0, le=1e6)
@@ -139,12 +135,6 @@ class SweepConfig(Config):
     keep: Literal["best", "all", "none"] = "best"
     """Trials whose checkpoints are kept: the one with the lowest loss, all that ended, or none."""
 
-    @model_validator(mode="after")
-    def _has_one_warmup(self) -> SweepConfig:
-        if self.warmup_fraction is not None and self.warmup_steps is not None:
-            raise ValueError("warmup_fraction and warmup_steps both set the warm-up; give one (null removes one)")
-        return self
-
     @field_validator("seeds")
     @classmethod
     def _are_distinct(cls, seeds: list[int]) -> list[int]:
@@ -164,9 +154,7 @@ class TrialConfigs:
     def __init__(
         self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int], *, compared: bool = True
     ) -> None:
-        """Take ``config``, with held-out data added if it has none. ``vocabulary``: returns the tokenizer's size.
-        ``compared``: False if only times are needed: an emulated device, which has no loss, is then allowed.
-        """
+        """Take ``config``, with held-out data added unless only times count (``compared``: False, emulated device)."""
         self._settings = settings
         timed_alone = not compared and config.compute.emulated is not None
         self.base = config if config.evaluation is not None or timed_alone else _evaluated(config)
@@ -211,9 +199,7 @@ class TrialConfigs:
         return _allowed(max(1, round(tokens / step_tokens)), step_tokens)
 
     def warmup(self, config: TrainerConfig) -> tuple[str, int]:
-        """Return the key that sets the warm-up, and its number of steps. That is 0 for ``warmup_fraction``, a share of
-        each trial.
-        """
+        """Return the key that sets the warm-up, and its steps (0 for ``warmup_fraction``, a share of each trial)."""
         settings = self._settings
         if settings.warmup_fraction is not None:
             return "warmup_fraction", 0
@@ -260,9 +246,7 @@ class TrialConfigs:
 
 
 def _checked(content: JsonObject, place: str | None = None) -> TrainerConfig:
-    """Return ``content`` as a configuration. Raises InputError if it is invalid. ``place``: beginning of the error's
-    message; None: the invalid key.
-    """
+    """Return ``content`` as a configuration. Raises InputError, which begins with ``place`` or the invalid key."""
     try:
         return TrainerConfig.model_validate(content)
     except ValidationError as error:
@@ -281,9 +265,7 @@ def _micro_batch(config: TrainerConfig) -> int:
 
 
 def _evaluated(config: TrainerConfig) -> TrainerConfig:
-    """Return ``config`` with the default evaluation on held-out documents, because trials are compared by its loss.
-    Raises InputError if the configuration allows no evaluation.
-    """
+    """Return ``config`` with the default evaluation, by whose loss trials are compared. Raises InputError."""
     over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
     return _checked(
         merge(config.model_dump(mode="json"), over), "evaluation: trials are compared by the evaluation loss;"

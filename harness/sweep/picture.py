@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.show import drawing
@@ -17,22 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.Picture:
-    """Draw held-out loss over learning rate for ``curves``, each with at least one point: trials, means, optimum and
-    its interval. ``name`` begins the title.
-    """
-    return drawing.drawn(loss_figure(curves, name), narrow=loss_figure(curves, name, drawing.NARROW))
+def picture(draw: Callable[..., Figure], *of: Any) -> drawing.Picture:
+    """Draw a figure of this module, such as :func:`loss_figure`, on a wide and on a narrow sheet."""
+    return drawing.drawn(draw(*of), narrow=draw(*of, drawing.NARROW))
 
 
 def loss_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
-    """Draw the picture of :func:`loss_over_rate` on a wide or narrow ``sheet``. ``name`` begins the title."""
+    """Draw held-out loss over learning rate: trials, means, optimum and interval. Each curve needs a point."""
     figure, axes = logarithmic_figure(sheet)
     above = "excluded from fits: at or above a rate that diverged"
     for curve, colour in zip(curves, drawing.CURVES, strict=False):
-        label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
-        axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
-        means = sorted(mean_losses(curve.points).items())
-        axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
+        means = _plot_trials(axes, curve, curve.points, colour)
         if curve.above:  # These points are in no line either.
             axes.plot(*zip(*curve.above, strict=True), "o", color=colour, markersize=6, fillstyle="none", label=above)
             above = ""  # The legend names it once.
@@ -57,24 +52,25 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = d
     return finished(figure, axes, sheet)
 
 
-def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> drawing.Picture:
-    """Draw the last step's training loss over learning rate: trials, means, and a star at each curve's lowest mean. No
-    curve is fitted, because these losses are too noisy. ``name`` begins the title.
-    """
-    return drawing.drawn(training_figure(curves, name), narrow=training_figure(curves, name, drawing.NARROW))
+def _plot_trials(
+    axes: Any, curve: RateCurve, points: Sequence[tuple[float, float]], colour: str
+) -> list[tuple[float, float]]:
+    """Draw ``points`` of a curve, and the line through their means at each rate; return the means."""
+    label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
+    axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=6, label=label)
+    means = sorted(mean_losses(points).items())
+    axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
+    return means
 
 
 def training_figure(curves: Sequence[RateCurve], name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
-    """Draw the picture of :func:`training_loss_over_rate` on a wide or narrow ``sheet``."""
+    """Draw the last step's training loss over learning rate. No curve is fitted: these losses are too noisy."""
     figure, axes = logarithmic_figure(sheet)
     lowest_of, star = [], "lowest"
     for curve, colour in zip(curves, drawing.CURVES, strict=False):
         if not curve.training:
             continue
-        label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
-        axes.plot(*zip(*curve.training, strict=True), "o", color=colour, markersize=6, label=label)
-        means = sorted(mean_losses(curve.training).items())
-        axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
+        means = _plot_trials(axes, curve, curve.training, colour)
         lowest = min(means, key=lambda point: point[1])
         lowest_of.append(lowest[0])
         axes.plot(*lowest, "*", color=colour, markersize=14, markeredgecolor="white", label=star)
@@ -100,9 +96,7 @@ def logarithmic_figure(sheet: drawing.Sheet) -> tuple[Figure, Any]:
 
 
 def dress(axes: Any, sheet: drawing.Sheet, *logarithmic: Any) -> None:
-    """Draw a grid, remove the upper and right border, and number the axes ``logarithmic`` (such as ``axes.xaxis``) like
-    ``2e-03``: with fewer numbers on a narrow sheet.
-    """
+    """Draw a grid, remove two borders, and number the axes ``logarithmic`` like ``2e-03``, sparsely if narrow."""
     axes.grid(color=drawing.GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -133,17 +127,10 @@ def has_picture(found: Projection | None) -> bool:
     return found is not None and len(_drawn(found)) > 1
 
 
-def rate_over_size(found: Projection, name: str) -> drawing.Picture | None:
-    """Draw the best rate over size: optima with intervals (hollow if left out), the line, and its 95 % band. An arrow
-    marks an open or very distant end. None if fewer than two sizes have an optimum.
-    """
-    if not has_picture(found):
-        return None
-    return drawing.drawn(size_figure(found, name), narrow=size_figure(found, name, drawing.NARROW))
-
-
 def size_figure(found: Projection, name: str, sheet: drawing.Sheet = drawing.WIDE) -> Figure:
-    """Draw the picture of :func:`rate_over_size` on a wide or narrow ``sheet``. ``name`` begins the title."""
+    """Draw the best rate over size: optima (hollow if left out), the line and its 95 % band. An arrow marks an open or
+    very distant end.
+    """
     figure, axes = logarithmic_figure(sheet)
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):

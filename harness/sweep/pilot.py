@@ -22,9 +22,7 @@ PILOT_STEPS, PILOT_SKIPPED = 20, 10
 
 
 def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
-    """Return {kind: plan of its longest trial, at the lowest rate}. A kind is all trials of one model, whose steps take
-    equal time; its pilot, which measures times, trains the first steps of the plan.
-    """
+    """Return {kind: plan of its longest trial, at the lowest rate}. Steps of one kind (model) take equal time."""
     plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
     return {plan.kind: plan for plan in sorted(plans, key=lambda plan: plan.steps)}
 
@@ -32,9 +30,7 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError if one full trial (for a projection: all trials of all sizes) needs more than the budget. Time
-    and money are checked only if ``pilots`` has the times of these trials. ``price``: US dollars per hour.
-    """
+    """Raise InputError if one full trial (of a projection: all of all sizes) exceeds the budget."""
     space = configs.space()
     stages = settings.strategy.stages(space)
     if projection_of(settings.strategy, space) is not None:
@@ -48,9 +44,7 @@ def refuse_too_much(
 
 
 def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
-    """Train a few steps and return their times. Raises BudgetOver if that takes longer than ``may_s`` seconds,
-    TrialFailed if the steps fail, and InputError if a setting is wrong.
-    """
+    """Train a few steps and return their times. Raises BudgetOver after ``may_s`` s, TrialFailed or InputError."""
     folder, count, begun_s = Path(start["folder"]), start["steps"], time.monotonic()
 
     def going_on(_: TrialEvent) -> bool:
@@ -103,9 +97,7 @@ def _seconds(path: Path, column: str) -> list[float]:
 
 
 def _passes(path: Path) -> tuple[list[float], list[float]]:
-    """Return the seconds of each pass over held-out data, and of each pass over multiple-choice questions, from the
-    evaluations.parquet at ``path``; two empty lists if it is missing.
-    """
+    """Return the seconds of the passes over held-out data, and of those over multiple-choice questions."""
     from pyarrow.parquet import read_table
 
     rows = read_table(path).to_pylist() if path.exists() else []

@@ -98,9 +98,7 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class NoExtrapolation:
-    """Reason why :func:`extrapolate` predicts nothing for ``size``, and the figure of the law or prediction that is
-    beyond its limit.
-    """
+    """Reason why :func:`extrapolate` predicts nothing for ``size``, and the figure that is beyond its limit."""
 
     size: float
     reason: Literal["slope", "scatter", "too-far", "interval"]
@@ -110,8 +108,8 @@ class NoExtrapolation:
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
     """Fit a power law through the optima. ``sizes``: the size of each, in parameters or tokens.
 
-    Optima at an end of the tried rates, or with an open interval, are left out; fewer than :data:`MIN_SIZES` give
-    NoPowerLaw. Raises ValueError if a size is not above 0 or the lengths differ.
+    Optima at an end of the tried rates, or with an open interval, are left out. Raises ValueError for a size <= 0 or
+    unequal lengths.
     """
     if len(sizes) != len(optima) or not all(0 < size < math.inf for size in sizes):
         raise ValueError("one size above 0 for each optimum")
@@ -146,9 +144,7 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
 
 
 def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
-    """Return the best rate at ``size`` with its interval; NoExtrapolation if the line is too uncertain, or ``size`` too
-    far from the fitted sizes.
-    """
+    """Return the best rate at ``size``; NoExtrapolation if the line is too uncertain, or ``size`` too far away."""
     spanned = math.log(law.largest / law.smallest)
     distance = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
     if law.meaningless is not None:
@@ -164,9 +160,7 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
-    """Return an optimum's errors below and above (natural log units): :data:`SHARE` of its distances to the two ends of
-    its interval. None if an end is open.
-    """
+    """Return :data:`SHARE` of an optimum's distances (natural log) to the ends of its interval; None if one is open."""
     if one.ci_low is None or one.ci_high is None:
         return None
     log = math.log(one.learning_rate)
@@ -174,9 +168,7 @@ def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
 
 
 def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the array, shape (2, points), that maps the points' y values to the line fitted with ``weights``: ``result
-    @ y`` is (intercept, slope).
-    """
+    """Return the array (2, points) that maps y values to (intercept, slope) of the line fitted with ``weights``."""
     centre = float(weights @ x / weights.sum())
     off = x - centre
     slope = weights * off / float(weights @ off**2)
@@ -197,10 +189,7 @@ def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:
-    """Return the widths (log units), below and above, of the 95 % interval of ``parts @ optima``, a weighted sum of log
-    optima. ``errors``: (below, above) of each optimum. ``scatter``: variance of that sum by scatter around the line
-    (tau2).
-    """
+    """Return the widths (log units), below and above, of the 95 % interval of ``parts @ optima``."""
     beyond = student_t(_QUANTILE, len(parts) - 2) ** 2 * scatter
     falls = np.where(parts > 0, errors[:, 0], errors[:, 1]) * parts
     rises = np.where(parts > 0, errors[:, 1], errors[:, 0]) * parts
@@ -240,10 +229,7 @@ class Projection:
 def project(
     plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
 ) -> Projection:
-    """Fit a power law through the sizes' optima, and extrapolate it to the sweep's own size. ``optima``: {group:
-    (optimum, end of the tried rates beyond which it may lie, or None)}. Widths (mup) are not extrapolated:
-    ``prediction`` is None.
-    """
+    """Fit a power law through the sizes' optima (by group), and extrapolate it, except over widths (mup)."""
     points = tuple(ProjectedPoint(size.group, size.size, *optima.get(size.group, (None, None))) for size in plan.sizes)
     fitted = [(point.size, point.optimum) for point in points if isinstance(point.optimum, LearningRateOptimum)]
     law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])

@@ -1,7 +1,6 @@
 """Strategies that search small models or short trainings, whose optima ``harness.sweep.power_law`` projects.
 
-A model's size is its parameters without embeddings and output projection (Kaplan et al. 2020). ``steps:
-compute-optimal`` includes them, like Hoffmann et al. 2022.
+A model's size excludes embeddings and output projection (Kaplan et al. 2020), unlike ``steps: compute-optimal``.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ TOKENS = [26_000_000, 52_000_000, 105_000_000]
 
 @dataclass(frozen=True)
 class SizeOfTrials:
-    """One searched size of a projection (parameters, tokens or width). ``overrides``: the dotted keys, with values,
-    that change the trainer's configuration to this size.
-    """
+    """One searched size (parameters, tokens or width), and the dotted keys that change the trainer to it."""
 
     group: str
     size: float
@@ -240,17 +237,13 @@ class HybridStrategy(_ShorterTrainings):
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [
             TrialStage(
-                f"rung {place}",
-                rung.trials,
-                self._steps(size, rung.steps),
-                of=f"{size.group}, s = {bracket.s}",
-                group=size.group,
-                overrides=size.overrides,
+                f"rung {place}", rung.trials, self._steps(size, rung.steps), of=f"{size.group}, s = {bracket.s}",
+                group=size.group, overrides=size.overrides,
             )
             for size in self.projects(space).sizes
             for bracket in brackets(self.R, self.eta)
             for place, rung in enumerate(bracket.rungs)
-        ]
+        ]  # fmt: skip
 
     def search(self, space: SearchSpace) -> Trials:
         for size in self.projects(space).sizes:

@@ -52,9 +52,7 @@ def conclusion(found: Projection) -> list[str]:
 
 
 def _bounds(found: Projection) -> list[str]:
-    """Return a warning for sizes whose best rate may lie beyond the tried rates, and one for sizes where only the
-    minimum of the fit lies beyond them.
-    """
+    """Return warnings for sizes whose best rate, or only the minimum of the fit, may lie beyond the tried rates."""
     lines = []
     for edge, extreme, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
         hit = [point.group for point in found.points if point.edge == edge]
@@ -124,7 +122,8 @@ def _why_not(found: Projection) -> str:
     law, refused = found.law, found.prediction
     if isinstance(law, NoPowerLaw):
         edge = "" if not law.left_out else f", {law.left_out} {_have(law.left_out)} one at an end of them"
-        return f"{_inside(law)}{edge}; a line needs {MIN_SIZES}{_remedy(law)}"
+        remedy = ". More trials or seeds, or a wider range, bound an optimum" if law.unbounded else ""
+        return f"{_inside(law)}{edge}; a line needs {MIN_SIZES}{remedy}"
     assert isinstance(refused, NoExtrapolation)
     if refused.reason == "scatter":
         return (
@@ -144,19 +143,9 @@ def _why_not(found: Projection) -> str:
     )
 
 
-def _interval(optimum: LearningRateOptimum) -> str:
-    if optimum.ci_low is None or optimum.ci_high is None:
-        return "without an interval: the trials do not bound it"
-    return f"95 % interval {rate(optimum.ci_low)} to {rate(optimum.ci_high)}"
-
-
 def _inside(law: NoPowerLaw) -> str:
     text = f"{count(law.sizes, 'size')} {_have(law.sizes)} an optimum with an interval inside the tried rates"
     return text + (f", {law.unbounded} {_have(law.unbounded)} one without" if law.unbounded else "")
-
-
-def _remedy(law: NoPowerLaw) -> str:
-    return ". More trials or seeds, or a wider range, bound an optimum" if law.unbounded else ""
 
 
 def _have(number: int) -> str:
@@ -171,12 +160,13 @@ def _over_widths(found: Projection) -> list[str]:
         ]
     optimum = largest.optimum
     assert isinstance(optimum, LearningRateOptimum)
+    within, note = "without an interval: the trials do not bound it", ""
+    if optimum.ci_low is not None and optimum.ci_high is not None:
+        within, note = f"95 % interval {rate(optimum.ci_low)} to {rate(optimum.ci_high)}", f" {INTERVAL}"
     lines = [
         f"Chosen learning rate: {rate(optimum.learning_rate)}, the optimum at {size_of(largest.size, found.unit)} "
-        f"({_interval(optimum)}), for the model of {size_of(found.target, found.unit)} with the same model.mup."
+        f"({within}), for the model of {size_of(found.target, found.unit)} with the same model.mup.{note}"
     ]
-    if optimum.ci_low is not None and optimum.ci_high is not None:
-        lines[0] += f" {INTERVAL}"
     law = found.law
     if isinstance(law, PowerLaw):
         level = law.slope_low <= 0 <= law.slope_high

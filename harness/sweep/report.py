@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from harness.judge.cost import usd_of
 from harness.show.drawing import picture_link, write_picture
@@ -18,7 +19,7 @@ from harness.sweep.findings import SweepFindings, diverged_rates, findings
 from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.messages import rate
 from harness.sweep.model import SweepConfig
-from harness.sweep.picture import has_picture, loss_over_rate, rate_over_size, training_loss_over_rate
+from harness.sweep.picture import has_picture, loss_figure, picture, size_figure, training_figure
 from harness.sweep.projection import projection_of
 from harness.sweep.store import SweepFolder, SweepRecord, TrialJournal
 from harness.sweep.trials import SearchSpace, Trial
@@ -26,7 +27,11 @@ from trainer.config import TrainerConfig
 from trainer.files import write_text
 from trainer.json_types import Json
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PICTURE, TRAINING, PROJECTED = "plots/learning-rate.png", "plots/training-loss.png", "plots/projection.png"
+TITLES = {PICTURE: "Loss by learning rate", TRAINING: "Training loss by learning rate", PROJECTED: "Best rate by size"}
 OUTCOMES = {"running": "running", "done": "done", "diverged": "diverged", "behind": "behind", "late": "timed out"}
 
 
@@ -39,58 +44,40 @@ def write_report(folder: SweepFolder) -> list[str]:
     results = findings(trials, projection_of(settings.strategy, space))
     spent = spent_by(trials, record.price_usd_per_hour, record.lost_s)
     lines = sentences.conclusion(record, settings, results, trials)
-    shown = [curve for curve in results.curves if curve.points]
-    if shown:
-        write_picture(folder.path / PICTURE, loss_over_rate(shown, record.name))
-    trained = [curve for curve in results.curves if curve.training]
-    if trained:
-        write_picture(folder.path / TRAINING, training_loss_over_rate(trained, record.name))
-    projected = None if results.projection is None else rate_over_size(results.projection, record.name)
-    if projected is not None:
-        write_picture(folder.path / PROJECTED, projected)
+    shown, trained = ([c for c in results.curves if c.points], [c for c in results.curves if c.training])
+    figures: dict[str, tuple[Callable[..., Figure], object]] = {}
+    figures |= {PICTURE: (loss_figure, shown)} if shown else {}
+    figures |= {TRAINING: (training_figure, trained)} if trained else {}
+    figures |= {PROJECTED: (size_figure, results.projection)} if has_picture(results.projection) else {}
+    for path, (draw, of) in figures.items():
+        write_picture(folder.path / path, picture(draw, of, record.name))
     full_steps = max(stage.steps for stage in settings.strategy.stages(space))
-    page = _page(record, settings, results, trials, spent, lines, bool(shown), full_steps)
+    page = _page(record, settings, results, trials, spent, lines, list(figures), full_steps)
     write_text(folder.summary_md, page)
     write_text(folder.summary_json, _json(record, settings, results, trials, spent))
     return [line.replace("**", "") for line in lines]
 
 
 def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
-    """Return the search space from a sweep's records. Its ``steps_of`` returns the sweep's steps for every model size;
-    the report needs no other steps.
-    """
+    """Return the search space from a sweep's records. Every model size has the sweep's steps: others are unused."""
     rates = settings.learning_rate
     return SearchSpace(
-        rates.low,
-        rates.high,
-        tuple(settings.seeds),
-        settings.search_seed,
-        config,
-        lambda _: record.steps,
+        rates.low, rates.high, tuple(settings.seeds), settings.search_seed, config, lambda _: record.steps,
         record.step_tokens,
-    )
+    )  # fmt: skip
 
 
 def _page(
-    record: SweepRecord,
-    settings: SweepConfig,
-    found: SweepFindings,
-    trials: Sequence[Trial],
-    spent: Spending,
-    lines: Sequence[str],
-    pictured: bool,
-    full_steps: int,
-) -> str:
+    record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial], spent: Spending,
+    lines: Sequence[str], pictures: Sequence[str], full_steps: int,
+) -> str:  # fmt: skip
     parts = [
         f"# Sweep: {safe(record.name)}",
         f"*{safe(settings.question)}*" if settings.question else "",
         "\n".join(f"- {line}" for line in lines),
-        picture_link("Loss by learning rate", PICTURE) if pictured else "",
-        picture_link("Training loss by learning rate", TRAINING)
-        if any(curve.training for curve in found.curves)
-        else "",
+        *(picture_link(title, path) for path, title in TITLES.items() if path in pictures and path != PROJECTED),
         _curves(found),
-        picture_link("Best rate by size", PROJECTED) if has_picture(found.projection) else "",
+        picture_link(TITLES[PROJECTED], PROJECTED) if PROJECTED in pictures else "",
         f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
         _spent(record, settings, spent),
         _trials(record, trials, _best_trial(found, trials, full_steps)),

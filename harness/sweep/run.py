@@ -1,8 +1,4 @@
-"""Run a sweep: ask its strategy for one trial after the other, train it, and record the results.
-
-A resumed sweep sends the strategy the trials in the journal, and continues the one that was running from its
-checkpoint.
-"""
+"""Run a sweep: ask its strategy for one trial after the other, train it, and record the results."""
 
 from __future__ import annotations
 
@@ -10,7 +6,9 @@ import math
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from harness.judge.cost import SpendingLimit
@@ -22,7 +20,7 @@ from harness.sweep.messages import SweepProgress
 from harness.sweep.model import SweepConfig, TrialConfigs
 from harness.sweep.pilot import PILOT_STEPS, pilots_of, refuse_too_much, time_steps, train_pilot
 from harness.sweep.store import PILOT, SweepFolder, SweepRecord, SweepStatus, Taken, TrialJournal
-from harness.sweep.trial_run import Order, TrialFailed, TrialLate, TrialServer
+from harness.sweep.trial_run import Order, TrialFailed, TrialLate, TrialServer, finite
 from harness.sweep.trials import Trial, TrialPlan, is_behind, milestones
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
@@ -53,13 +51,9 @@ class SweepRun:
     """One start of a sweep, new or resumed: runs its remaining trials until it ends or is stopped."""
 
     def __init__(
-        self,
-        folder: SweepFolder,
-        record: SweepRecord,
-        settings: SweepConfig,
-        configs: TrialConfigs,
+        self, folder: SweepFolder, record: SweepRecord, settings: SweepConfig, configs: TrialConfigs,
         trial_ended: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Open the journal in ``folder``. ``trial_ended``: called each time a trial has ended and is recorded."""
         self._trial_ended = trial_ended
         self._folder, self._record, self._settings, self._configs = folder, record, settings, configs
@@ -72,8 +66,8 @@ class SweepRun:
         self._behind = False
 
     def run(self) -> SweepEnded:
-        """Run trials until the strategy ends, the budget is spent or a failure occurs; results are kept. InputError and
-        OSError are raised again; interruption, a spent budget and failed trials are a status.
+        """Run trials until the strategy ends, the budget is spent or a failure occurs; wrong input and files raise
+        again.
         """
         status: SweepStatus = "failed"
         error: str | None = None
@@ -92,11 +86,8 @@ class SweepRun:
             status, error = "budget", str(over)
         except TrialFailed as failed:
             error = str(failed)
-        except InputError as wrong:
+        except (InputError, OSError) as wrong:
             error = str(wrong)
-            raise
-        except OSError as fault:
-            error = str(fault)
             raise
         finally:
             self._progress.end()
@@ -120,15 +111,10 @@ class SweepRun:
 
     def _search(self) -> None:
         asking = self._settings.strategy.search(self._space)
-        number = 0
-        try:
+        with suppress(StopIteration):
             plan = next(asking)
-            while True:
-                trial = self._trial(number, plan)
-                number += 1
-                plan = asking.send(trial)
-        except StopIteration:
-            pass
+            for number in count():
+                plan = asking.send(self._trial(number, plan))
 
     def _trial(self, number: int, plan: TrialPlan) -> Trial:
         """Return trial ``number``, from the journal or trained now. Raises InputError if the journal differs."""
@@ -169,9 +155,8 @@ class SweepRun:
             if loss is None:
                 return "step"
             self._journal.milestone(trial, steps, loss)
-            self._trials[number] = replace(
-                self._trials[number], milestones={**self._trials[number].milestones, steps: loss}
-            )
+            known = self._trials[number]
+            self._trials[number] = replace(known, milestones={**known.milestones, steps: loss})
             self._behind = is_behind(plan, steps, loss, [peer for peer in self._trials if peer.number != number])
             if not self._behind:
                 return "step"
@@ -221,7 +206,7 @@ class SweepRun:
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
         ended = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
-            training_loss=_number(event.get("loss")), hellaswag=_number(event.get("right")),
+            training_loss=finite(event.get("loss")), hellaswag=finite(event.get("right")),
         )  # fmt: skip
         if status == "failed":
             if event.get("wrong_input"):
@@ -230,10 +215,10 @@ class SweepRun:
         if status == "interrupted":
             if not self._behind:
                 raise TrialFailed(f"trial {trial.number}: a signal ended its process")
-            return replace(ended, status="behind", loss=_number(loss) if self._settings.evaluate_behind else None)
-        if status == "diverged" or _number(loss) is None:
+            return replace(ended, status="behind", loss=finite(loss) if self._settings.evaluate_behind else None)
+        if status == "diverged" or finite(loss) is None:
             return replace(ended, status="diverged")
-        return replace(ended, status="done", loss=_number(loss))
+        return replace(ended, status="done", loss=finite(loss))
 
     def _check_budget(self, plan: TrialPlan) -> None:
         """Raise BudgetOver if less is left than ``plan`` needs; InputError if the whole budget is below one trial."""
@@ -254,8 +239,8 @@ class SweepRun:
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        count = min(PILOT_STEPS, plan.steps)
-        self._progress.measuring(count, plan.group)
+        steps = min(PILOT_STEPS, plan.steps)
+        self._progress.measuring(steps, plan.group)
         before_s = spent_by(self._trials, None, self._record.lost_s).seconds
         may_s = math.inf if self._limit_s is None else self._limit_s - before_s
         begun_s = time.monotonic()
@@ -265,7 +250,7 @@ class SweepRun:
             if config.compute.emulated is not None:
                 pilot = time_steps(self._record.arm, config, folder, self._record.command)
             else:
-                pilot = train_pilot(self._server, self._start(plan, folder, count, []), may_s)
+                pilot = train_pilot(self._server, self._start(plan, folder, steps, []), may_s)
         finally:
             lost_s = self._record.lost_s + time.monotonic() - begun_s
             self._record = self._folder.update(self._record, lost_s=lost_s)
@@ -280,18 +265,11 @@ class SweepRun:
             return
         done = [trial for trial in self._trials if trial.status == "done" and trial.plan.role != "probe"]
         best = min(done, key=lambda trial: (-trial.plan.steps, trial.score), default=None) if keep == "best" else None
-        ended = (
-            trial.number for trial in self._trials if trial.status != "running" and (best is None or trial != best)
-        )
-        for number in ended:
-            self._folder.remove_checkpoints(number)
+        for trial in self._trials:
+            if trial.status != "running" and trial != best:
+                self._folder.remove_checkpoints(trial.number)
 
 
 def _whole(content: TrialEvent | JsonObject, key: str) -> int:
     value = content.get(key)
     return value if isinstance(value, int) else 0
-
-
-def _number(value: object) -> float | None:
-    number = float(value) if isinstance(value, int | float) else None
-    return number if number is not None and math.isfinite(number) else None

@@ -185,9 +185,7 @@ class GreedyStrategy(Config):
 
 
 def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of two mean losses that may be noise: by the scatter of the seeds' losses at each
-    rate (``spreads``), but at least :data:`FLAT` x ``loss``.
-    """
+    """Return the difference of two mean losses that may be noise, by the seeds' losses at each rate (``spreads``)."""
     squares = sum(variance(losses) * (len(losses) - 1) for losses in spreads if len(losses) > 1)
     freedom = sum(len(losses) - 1 for losses in spreads)
     error = math.sqrt(2 * squares / freedom / len(spreads[0])) if freedom else 0.0
@@ -248,16 +246,10 @@ class HyperbandStrategy(Config):
 
 
 def hyperband(
-    space: SearchSpace,
-    most_steps: int,
-    eta: int,
-    group: str = "",
-    overrides: JsonObject | None = None,
+    space: SearchSpace, most_steps: int, eta: int, group: str = "", overrides: JsonObject | None = None,
     draw: Draw = "random",
-) -> Trials:
-    """Yield the plan of each trial of all brackets, with at most ``most_steps`` steps, and receive its ended trial.
-    ``group`` and ``overrides`` (dotted keys with values) are put into every plan; they select a model size.
-    """
+) -> Trials:  # fmt: skip
+    """Yield the plan of each trial of all brackets, and receive it ended. Plans have ``group`` and ``overrides``."""
     for bracket in brackets(most_steps, eta):
         rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")
         for rung in bracket.rungs:

@@ -18,9 +18,7 @@ FAR_BEYOND_TRIED = 100.0  # factor beyond the tried rates; an interval's end fur
 
 
 def interval(low: float | None, high: float | None, curve: RateCurve | None = None) -> str:
-    """Format an interval of rates: ``1.1e-03 to 2.3e-03``, ``up to 2.3e-03, no lower end``, ``no interval``. None is an
-    open end. With ``curve``, so is an end more than :data:`FAR_BEYOND_TRIED` times beyond its tried rates.
-    """
+    """Format ``1.1e-03 to 2.3e-03``; an end far beyond ``curve``'s tried rates counts as open, like None."""
     tried = [learning_rate for learning_rate, _ in curve.points] if curve is not None else []
     if tried and low is not None and low < min(tried) / FAR_BEYOND_TRIED:
         low = None
@@ -174,9 +172,7 @@ def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
 
 
 def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
-    """Return sentences on what limits the chosen rate: an interval without an end, rates that diverged, and trials that
-    ended early because they were behind.
-    """
+    """Return sentences on what limits the chosen rate: open ends, rates that diverged, and trials behind."""
     lines = []
     if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
@@ -217,9 +213,7 @@ TIME = (
 
 
 def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -> str:
-    """Return sentences on what must be true to use the chosen rate for the full training, or for another model, length
-    or batch size.
-    """
+    """Return what must be true to use the chosen rate for the full training, or another model, length or batch size."""
     size = "" if record.parameters is None else f" of {record.parameters:,} parameters"
     if found.projection is not None:
         return projection_sentences.hypothesis(found.projection)

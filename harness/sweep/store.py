@@ -1,9 +1,7 @@
 """The folder of a sweep. ``chosen_rate`` reads the learning rate that a sweep chose from its report.
 
-DIR/sweep.json        the request, and the sweep's status
-DIR/trials.journal    Optuna's journal
-DIR/trials/0003/      the training of trial 3: see launch.training; result.json once it has ended
-DIR/summary.md, summary.json, plots/
+sweep.json is the request and the sweep's status; trials.journal is Optuna's journal; trials/0003/ is the training of
+trial 3 (see launch.training), with result.json once it has ended; then summary.md, summary.json and plots/.
 
 A change of a trial is appended to the journal and synchronized. A half record left by a kill is cut off before anything
 is written, because Optuna would append to it. The kernel locks the folder, as Optuna's lock file outlives a kill.
@@ -14,19 +12,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from pydantic import ValidationError
-
 from harness.judge.cost import ArmMeasurement
-from harness.study.records import first_fault, made_of
+from harness.study.records import made_of, read_record
 from harness.sweep.trial_run import RESULT
-from harness.sweep.trials import Role, Trial, TrialPlan, TrialStatus
+from harness.sweep.trials import Trial, TrialPlan
 from trainer.errors import InputError, one_line
 from trainer.files import expanded, read_json, shell_word, write_text
 from trainer.json_types import Json, JsonObject
@@ -38,7 +33,8 @@ if TYPE_CHECKING:
 
 NAME = "learning-rate"
 FILE = "trials.journal"
-PLAN, OUTCOME, MILESTONE = "plan", "outcome", "milestone/"
+PLAN, OUTCOME = "plan", "outcome"
+OUTCOME_KEYS = ("status", "training_loss", "steps", "tokens", "seconds", "hellaswag", "loss")
 
 
 def require_optuna() -> None:
@@ -98,10 +94,7 @@ class TrialJournal:
         """Record the status, loss and spending of a trial that has ended."""
         from optuna.trial import TrialState
 
-        outcome = {
-            "status": trial.status, "training_loss": trial.training_loss, "steps": trial.steps, "tokens": trial.tokens,
-            "seconds": trial.seconds, "hellaswag": trial.hellaswag, "loss": trial.loss,
-        }  # fmt: skip
+        outcome = {key: getattr(trial, key) for key in OUTCOME_KEYS}
         storage, number = self._study._storage, self._id(trial)
         storage.set_trial_user_attr(number, OUTCOME, outcome)
         if trial.status == "done":
@@ -143,35 +136,14 @@ def _held() -> object:
 
 
 def _trial(frozen: FrozenTrial) -> Trial:
-    plan = _plan(frozen.user_attrs[PLAN])
-    milestones = dict(frozen.intermediate_values)
+    facts = {
+        "number": frozen.number, "plan": made_of(TrialPlan, frozen.user_attrs[PLAN]),
+        "milestones": dict(frozen.intermediate_values),
+    }  # fmt: skip
     if not frozen.state.is_finished():
-        return Trial(frozen.number, plan, milestones=milestones)
-    outcome: JsonObject = frozen.user_attrs[OUTCOME]
-    return Trial(
-        frozen.number,
-        plan,
-        cast("TrialStatus", outcome["status"]),
-        cast("float | None", outcome.get("loss") if frozen.values is None else frozen.values[0]),
-        cast("float | None", outcome["training_loss"]),
-        int(cast("int", outcome["steps"])),
-        int(cast("int", outcome["tokens"])),
-        float(cast("float", outcome["seconds"])),
-        cast("float | None", outcome["hellaswag"]),
-        milestones,
-    )
-
-
-def _plan(content: Mapping[str, Json]) -> TrialPlan:
-    return TrialPlan(
-        float(cast("float", content["learning_rate"])),
-        int(cast("int", content["steps"])),
-        int(cast("int", content["seed"])),
-        str(content["group"]),
-        cast("Role", content["role"]),
-        bool(content["ends_behind"]),
-        dict(cast("JsonObject", content["overrides"])),
-    )
+        return made_of(Trial, facts)
+    loss = {} if frozen.values is None else {"loss": frozen.values[0]}
+    return made_of(Trial, facts | frozen.user_attrs[OUTCOME] | loss)
 
 
 SWEEP_SCHEMA = 1
@@ -181,9 +153,7 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
 @dataclass(frozen=True)
 class Pilot:
-    """Times (s) from a few steps that are trained before the first trial of a kind (trials of one model, so of equal
-    step time). A budget of time or money needs them.
-    """
+    """Times (s) of a few steps, trained before the first trial of a kind. A budget of time or money needs them."""
 
     start_s: float  # seconds of a short training except its steps and passes: start of its process, and its end
     step_s: float  # Median of a step, in seconds
@@ -192,9 +162,7 @@ class Pilot:
 
     @property
     def measurement(self) -> ArmMeasurement:
-        """The times as an :class:`ArmMeasurement`, from which the cost of trials is predicted. It has no times of
-        checkpoints.
-        """
+        """The times as an :class:`ArmMeasurement` without checkpoints, which predicts the cost of trials."""
         passes, answers = (self.pass_s,), (self.answers_s,)
         steps = (self.step_s, self.step_s)  # The first step does not differ from the others.
         return ArmMeasurement(
@@ -261,25 +229,9 @@ class SweepFolder:
 
     def read(self) -> SweepRecord:
         """Read sweep.json. Raises InputError if it is missing or invalid, or if trials have no journal beside them."""
-        try:
-            data = read_json(self.sweep_json)
-        except FileNotFoundError as error:
-            raise InputError(f"{self.path}: no sweep there (no sweep.json)") from error
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.sweep_json}: cannot be read ({error})") from error
-        try:
-            content = dict(data)
-            if content.pop("schema") != SWEEP_SCHEMA:
-                raise InputError(
-                    f"{self.sweep_json}: of another version of this program; this one reads schema {SWEEP_SCHEMA}"
-                )
-            record = made_of(SweepRecord, content)
-        except ValidationError as error:
-            raise InputError(f"{self.sweep_json}: not one of harness sweep ({first_fault(error)})") from error
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{self.sweep_json}: not one of harness sweep") from error
+        record = read_record(self.sweep_json, SweepRecord, SWEEP_SCHEMA)
+        if record is None:
+            raise InputError(f"{self.path}: no sweep there (no sweep.json)")
         if not (self.path / FILE).exists() and any(self.path.glob("trials/*")):
             raise InputError(f"{self.path}: trials.journal is missing, so its trials are unknown")
         return record
@@ -301,9 +253,7 @@ class SweepFolder:
         write_text(self.trial(number) / SPENT, json.dumps(asdict(taken)) + "\n")
 
     def as_it_stands(self, trial: Trial) -> Trial:
-        """Return ``trial``. If it still runs, add its seconds, steps and tokens so far from spent.json, which the
-        journal lacks.
-        """
+        """Return ``trial``; if it still runs, with its seconds, steps and tokens so far from spent.json."""
         if trial.status != "running":
             return trial
         progress = self.taken(trial.number)
@@ -320,6 +270,17 @@ class SweepFolder:
         return changed
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class _Summary:
+    status: str
+    chosen: _Chosen | None
+
+
 def chosen_rate(place: str, option: str) -> tuple[float, Path]:
     """Return the chosen rate and folder of the (newest) sweep at ``place``. Raises InputError, naming ``option``."""
     root = expanded(place)
@@ -329,22 +290,17 @@ def chosen_rate(place: str, option: str) -> tuple[float, Path]:
     if not folders:
         raise InputError(f"{option} {place}: no sweep with a report there; give the folder that harness sweep prints")
     folder = folders[-1]  # Folder names begin with the time of the sweep's start.
-    try:
-        summary = cast(JsonObject, read_json(_summary(folder)))
-        status, chosen = summary["status"], cast("JsonObject | None", summary["chosen"])
-        rate = None if chosen is None else float(cast(float, chosen["learning_rate"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{_summary(folder)}: no report of a sweep ({error})") from error
+    summary = read_record(_summary(folder), _Summary, SWEEP_SCHEMA)
+    assert summary is not None
+    status = summary.status
     if status != "done":
         raise InputError(
             f"{option} {folder}: the sweep is not done ({status}); complete it: harness sweep --resume "
             f"{shell_word(folder)}"
         )
-    if rate is None:
-        raise InputError(
-            f"{option} {folder}: the sweep chose no learning rate; its {SweepFolder(folder).summary_md.name} says why"
-        )
-    return rate, folder
+    if summary.chosen is None:
+        raise InputError(f"{option} {folder}: the sweep chose no learning rate; its summary.md says why")
+    return summary.chosen.learning_rate, folder
 
 
 def _summary(folder: Path) -> Path:

@@ -18,9 +18,10 @@ A new strategy of the harness is a class with its settings as fields and the met
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
@@ -55,7 +56,8 @@ class OwnStrategy(Config):
             self._next(asking, None, space)
         except StopIteration:
             raise InputError(f"{KEY}: {self.name} yielded nothing, so there is no trial; {_allowed(space)}") from None
-        self._close(asking)
+        with self._refused():
+            asking.close()
         return [TrialStage("own", self.trials, space.steps, exact=False)]
 
     def search(self, space: SearchSpace) -> Trials:
@@ -66,45 +68,36 @@ class OwnStrategy(Config):
             except StopIteration:
                 return
             ended = yield plan
-        self._close(asking)
+        with self._refused():
+            asking.close()
 
     def _next(
         self, asking: Generator[object, Trial | None, object], ended: Trial | None, space: SearchSpace
     ) -> TrialPlan:
-        """Send ``ended``, the last trial (None at first), to the user's function. Return the plan that it yields next.
-
-        Raises StopIteration at the function's end, and InputError if it fails or yields no valid plan.
-        """
-        try:
+        """Send ``ended`` to the user's function, and return its next plan. Raises StopIteration, or InputError."""
+        with self._refused():
             proposal = asking.send(ended)
-        except StopIteration:
-            raise
-        except SystemExit as error:
-            raise self._exited(error) from error
-        except Exception as error:
-            raise user_code.failed(KEY, self.name, error) from error
         return self._plan(proposal, space)
 
-    def _close(self, asking: Generator[object, Trial | None, object]) -> None:
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Raise InputError in place of an error of the user's function. Its end (StopIteration) is none."""
         try:
-            asking.close()
+            yield
+        except (StopIteration, InputError):
+            raise
         except SystemExit as error:
-            raise self._exited(error) from error
+            raise InputError(
+                f"{KEY}: {self.name} called sys.exit({error.code!r:.40}), which would end the sweep; "
+                "allowed: return to end the search, or raise an exception"
+            ) from error
         except Exception as error:
             raise user_code.failed(KEY, self.name, error) from error
-
-    def _exited(self, error: SystemExit) -> InputError:
-        return InputError(
-            f"{KEY}: {self.name} called sys.exit({error.code!r:.40}), which would end the sweep; "
-            "allowed: return to end the search, or raise an exception"
-        )
 
     def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
         """Call the user's function and return its generator. Raises InputError if it fails or returns no generator."""
-        try:
+        with self._refused():
             generator = user_code.call(KEY, self.name, self.arguments, {"space": space})
-        except SystemExit as error:
-            raise self._exited(error) from error
         if not isinstance(generator, Generator):
             raise InputError(
                 f"{KEY}: {self.name} returned {generator!r:.60}, no generator; give a function that yields learning "
@@ -141,25 +134,19 @@ def _allowed(space: SearchSpace) -> str:
 
 
 SETTINGS: Mapping[str, type[Config]] = {
-    "grid": GridStrategy,
-    "greedy": GreedyStrategy,
-    "early-stopping": EarlyStoppingStrategy,
-    "hyperband": HyperbandStrategy,
-    "model-scaling": ModelScalingStrategy,
-    "data-scaling": DataScalingStrategy,
-    "hybrid": HybridStrategy,
-    "mup": MupStrategy,
-}
+    get_args(settings.model_fields["name"].annotation)[0]: settings
+    for settings in (
+        GridStrategy, GreedyStrategy, EarlyStoppingStrategy, HyperbandStrategy, ModelScalingStrategy,
+        DataScalingStrategy, HybridStrategy, MupStrategy,
+    )
+}  # fmt: skip
 NAMES = tuple(SETTINGS)
 OWN = "own"  # the tag of a strategy whose name is MODULE:FUNCTION
 TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}
 
 
 def _named(value: Any) -> Any:
-    """Return the value of the key ``strategy`` as a mapping. A plain name becomes {"name": name}, so defaults apply.
-
-    Raises ValueError for any other type, and if the name is missing or unknown.
-    """
+    """Return the key ``strategy`` as a mapping: a plain name becomes {"name": name}. Raises ValueError otherwise."""
     mapping = {"name": value} if isinstance(value, str) else value
     allowed = f"allowed: {', '.join(NAMES)}, or MODULE:FUNCTION of your own"
     if not isinstance(mapping, dict):

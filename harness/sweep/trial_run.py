@@ -32,8 +32,8 @@ RESULT = "result.json"
 
 
 class Watching:
-    """Watches every step of a trial: sends heartbeats, reports milestones, and ends it if it diverges. On every device,
-    decisions after N steps use all losses but the last, because a device may be one step late.
+    """Sends heartbeats and milestones, and ends a trial that diverges. It uses all losses but the last: one may be
+    late.
     """
 
     def __init__(self, start: TrialStart, channel: Channel) -> None:
@@ -72,10 +72,7 @@ class Watching:
         return False
 
     def _report(self, milestone: int, tokens: int) -> str:
-        """Send the mean loss since the last milestone to the sweep, wait for its order, and return the order.
-
-        step: train on. stop: end now. evaluate: end after an evaluation on the held-out documents.
-        """
+        """Send the mean loss since the last milestone, and return the order: step, stop, or evaluate (and end)."""
         losses = self._losses[self._part_begin : milestone - 1]
         self._part_begin = milestone - 1
         mean = sum(losses) / len(losses) if losses else None
@@ -108,11 +105,7 @@ class Watching:
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Train one trial in this process. Return its exit status: 0 if it trained all its steps, else 1.
-
-    ``descriptor``: file descriptor of the socket to the sweep, whose first message is the trial to train. ``parent``:
-    process id of the fork server. This process dies with it.
-    """
+    """Train the trial that the socket ``descriptor`` sends; die with ``parent``, the fork server. 0: it trained all."""
     die_with_parent(parent)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_trial_start()
@@ -148,11 +141,7 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
-    """Return a trial's last event, with its losses.
-
-    If the trial is done or diverged, also write the event to result.json. A resumed sweep reads it there if the sweep
-    was killed meanwhile.
-    """
+    """Return a trial's last event, with its losses. If done or diverged, write it to result.json too, for a resume."""
     import json
 
     from harness.launch.training_files import EVALUATIONS, read_evaluations
@@ -169,17 +158,18 @@ def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
         validation = next((row.loss for row in last if row.kind == "loss"), None)
     right = next((row.acc_tokens if row.acc_norm is None else row.acc_norm for row in last if row.questions), None)
     event: TrialEvent = {
-        "event": "ended", "steps": trained.steps, "tokens": trained.tokens, "loss": _finite(trained.loss),
-        "status": "diverged" if diverged else status, "validation_loss": _finite(validation),
-        "error": watching.diverged or error, "right": _finite(right),
+        "event": "ended", "steps": trained.steps, "tokens": trained.tokens, "loss": finite(trained.loss),
+        "status": "diverged" if diverged else status, "validation_loss": finite(validation),
+        "error": watching.diverged or error, "right": finite(right),
     }  # fmt: skip
     if diverged or status == "done":
         write_text(folder / RESULT, json.dumps(event, indent=1) + "\n")
     return event
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def finite(value: object) -> float | None:
+    """Return a finite number as float; None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 ENTRY = "harness.sweep.trial_run"
@@ -198,10 +188,7 @@ class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
 
 
 class TrialServer:
-    """Trains trials one after the other, each in a new process. A fork server that has imported everything forks them.
-
-    The first trial starts the fork server.
-    """
+    """Trains trials one after the other, each forked by one server that has imported everything."""
 
     def __init__(self, configs: Sequence[JsonObject], limits: TrialLimits) -> None:
         self._modules = [*modules_of(configs), *PRELOADED]
@@ -216,19 +203,14 @@ class TrialServer:
         return min(BEAT_S, self._limits.silence_s / BEATS_PER_LIMIT)
 
     def train(
-        self,
-        start: TrialStart,
-        log: Path,
-        before_s: float,
-        decide: Callable[[TrialEvent], Order],
+        self, start: TrialStart, log: Path, before_s: float, decide: Callable[[TrialEvent], Order],
         going_on: Callable[[TrialEvent], bool] = lambda _: True,
-    ) -> TrialEvent:
+    ) -> TrialEvent:  # fmt: skip
         """Train one trial in a new process and return its last event.
 
-        ``before_s``: seconds that earlier parts of this trial took. ``decide``: returns the order at each milestone.
-        ``going_on``: called with each event but the last; if it returns False, the trial is asked to end. Raises
-        TrialLate after ``limits.trial_hours``, and TrialFailed if the process ends without a last event or is silent
-        for too long.
+        ``before_s``: seconds of earlier parts. ``decide``: returns the order at a milestone. ``going_on``: False asks
+        the trial to end. Raises TrialLate after ``limits.trial_hours``, TrialFailed if the process ends or is silent
+        too long.
         """
         own_end, child_end = socket.socketpair()
         channel, log_start = Channel(own_end), log.stat().st_size if log.exists() else 0

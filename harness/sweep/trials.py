@@ -1,7 +1,7 @@
 """Define a trial, its milestones, and the protocol of strategies, which decide which trials run.
 
-A strategy is a generator that yields plans and receives ended trials. So strategies can use another one (``yield
-from``), and a sweep is resumed from its journal. It must not read a clock, nor draw what its seed does not determine.
+A strategy is a generator that yields plans and receives ended trials, so a sweep is resumed from its journal. It must
+not read a clock, nor draw what its seed does not determine.
 """
 
 from __future__ import annotations
@@ -120,11 +120,9 @@ def milestones(steps: int) -> list[int]:
 
 
 def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
-    """Return True if ``loss``, the trial's mean loss at milestone ``steps``, is above the median of its peers.
+    """Return True if ``loss``, the trial's mean at milestone ``steps``, is above the median of its peers in ``others``.
 
-    Peers: those of ``others`` with this milestone and with the plan's group, length, seed and role. False with fewer
-    than :data:`MIN_PEERS` peers, before the share :data:`EARLIEST_END` of the trial's steps, and if the plan may not
-    end early.
+    False with fewer than :data:`MIN_PEERS` of its group, length, seed and role, and before :data:`EARLIEST_END`.
     """
     if not plan.ends_behind or steps < EARLIEST_END * plan.steps:
         return False

@@ -82,11 +82,7 @@ class _Scenario:
     def __call__(
         self, path: str | Path, arm: str, control: str | None = None, sets: list[str] | None = None
     ) -> Subject:
-        """Return the arm to check. ``path``: file relative to the current folder or pytest's root, or a shipped name.
-
-        ``control``: check the arm under this control, such as ideal-data; None: the arm itself. ``sets``: overrides as
-        for ``harness run --set``.
-        """
+        """Return the arm to check, under ``control``. ``path``: a file (or below pytest's root), or a shipped name."""
         from harness.testing.subject import Subject
 
         below_root = self._request.config.rootpath / path

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -48,24 +49,19 @@ class Subject:
         return self.test.config
 
     def no_slower_than(
-        self,
-        other: str,
-        within: str | None = None,
-        budget: str = "10m",
-        memory_within: str = "5%",
+        self, other: str, within: str | None = None, budget: str = "10m", memory_within: str = "5%",
         startup_within: str = "20%",
-    ) -> StateComparison:
+    ) -> StateComparison:  # fmt: skip
         """Measure the arm and ``other``, and return the comparison. Fail the test if the arm is slower than allowed.
 
-        ``other``: an arm of the same scenario, or "baseline". With ``--harness-base`` (a revision or a folder),
-        "baseline" is the code there: the harness's code if that state contains it, else the user's code that the
-        scenario names. Without this option, "baseline" is the figures that ``--harness-save-baselines`` kept in this
-        environment.
+        ``other``: an arm of the same scenario, or "baseline": with ``--harness-base`` (a revision or a folder) the code
+        there (the harness's if that state contains it, else the user's code that the scenario names); else the figures
+        that ``--harness-save-baselines`` kept in this environment.
 
-        ``within``: allowed increase of the step time, such as "2%". None: 1 %, or 5 % against kept figures, because the
-        machine's speed drifts between two studies. ``memory_within``, ``startup_within``: the same for memory and
-        start-up time; "off": not checked. ``budget``: time limit, such as "10m". If the result is then still undecided
-        (the measurements allow both answers), the ini option ``harness_undecided`` says what to do: skip, fail or pass.
+        ``within``: allowed increase of the step time, such as "2%"; None: 1 %, or 5 % against kept figures, as the
+        machine drifts. ``memory_within``, ``startup_within``: the same for memory and start-up; "off": not checked.
+        ``budget``: time limit. If the result is undecided then, the ini option ``harness_undecided`` says what to do:
+        skip, fail or pass.
         """
         if self.benchmark is not None and not self.benchmark.enabled:
             self.benchmark._mode = "scenario"  # suppresses the benchmark's warning that it was not used
@@ -120,9 +116,7 @@ class Subject:
 
             asked = between_states(scenario, str(self.path), [self.arm], self.control)
             if is_of_user_code(asked, base):
-                with self._shown():
-                    result = run_user_states(asked, base, ".", *self._study(), limits, budget_s)
-                return self._compared(result)
+                return self._compared(lambda: run_user_states(asked, base, ".", *self._study(), limits, budget_s))
             head, directory = Path(__file__).parents[2], Path.cwd()
             repository = directory if holds_code(base, directory) is False else head  # with_codes() then refuses it
             asked, arms = with_codes(asked, base, str(head), repository)
@@ -140,9 +134,7 @@ class Subject:
         if self.arm not in arms:
             raise unknown_arm(str(self.path), self.arm, arms)
         plan = replace(plan, arms=(arms[self.arm],))
-        with self._shown():
-            result = run_command_states(plan, base, ".", *self._study(), limits, budget_s)
-        return self._compared(result)
+        return self._compared(lambda: run_command_states(plan, base, ".", *self._study(), limits, budget_s))
 
     def _study(self) -> tuple[Path, list[str], str]:
         """Return (folder for studies, command line of this test, scenario path), the facts for a new study's record."""
@@ -153,14 +145,14 @@ class Subject:
     ) -> StateComparison:
         from harness.regress.run import run_comparisons
 
-        with self._shown():
-            result = run_comparisons(asked, *self._study(), limits, budget_s, arms)
-        return self._compared(result)
+        return self._compared(lambda: run_comparisons(asked, *self._study(), limits, budget_s, arms))
 
-    def _compared(self, found: RegressionResult) -> StateComparison:
+    def _compared(self, run: Callable[[], RegressionResult]) -> StateComparison:
         from harness.regress import report as regression
         from harness.regress.text import sentence
 
+        with self._shown():
+            found = run()
         folder = StudyFolder(found.folder)
         regression.write(folder, found.comparisons)
         if found.status == "interrupted":
@@ -172,9 +164,8 @@ class Subject:
         return self._end(found.comparisons[0], folder, sides.candidate, baseline)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
-        """Run the arm and compare it with the kept baseline.
-
-        With ``--harness-save-baselines``, keep the arm's figures as the new baseline instead, and skip the test.
+        """Run the arm and compare it with the kept baseline; with ``--harness-save-baselines`` keep it instead, and
+        skip.
         """
         from harness.launch.study import Sequential, run_study
         from harness.machine.environment import record_environment
@@ -255,18 +246,12 @@ class Subject:
         message = f"{sentence(comparison)} Evidence: {folder.path}"
         self._note(message)
         self._report_to_benchmark(comparison, folder, arm, baseline)
-        if comparison.verdict == "slower":
+        on_undecided = self.config.getini("harness_undecided") if comparison.verdict == "undecided" else "pass"
+        if comparison.verdict == "slower" or on_undecided == "fail":
             pytest.fail(message, pytrace=False)
-        if comparison.verdict == "undecided":
-            self._undecided(message)
-        return comparison
-
-    def _undecided(self, message: str) -> None:
-        chosen = self.config.getini("harness_undecided")
-        if chosen == "fail":
-            pytest.fail(message, pytrace=False)
-        if chosen == "skip":
+        if on_undecided == "skip":
             pytest.skip(message)
+        return comparison
 
     def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> None:
         """Add both sides as rounds (seconds per step), in a group of their own, if pytest-benchmark is there."""
@@ -285,19 +270,13 @@ class Subject:
         self.benchmark.extra_info = {"study": str(folder.path), "arm": baseline.name, "side": "baseline"}
         self._add_row(baseline.step_ms)
         self.benchmark.name, self.benchmark.fullname = name, full_name
+        phases = {phase: fmean(found.mean_ms(phase) or 0.0 for found in arm_rounds) for phase in PHASES}
         self.benchmark.extra_info = {
-            "study": str(folder.path),
-            "arm": arm,
-            "side": "candidate",
-            "verdict": comparison.verdict,
-            "sentence": sentence(comparison),
-            "ledger_ms": {
-                phase: sum(run_rounds.mean_ms(phase) or 0.0 for run_rounds in arm_rounds) / len(arm_rounds)
-                for phase in PHASES
-            },
+            "study": str(folder.path), "arm": arm, "side": "candidate", "verdict": comparison.verdict,
+            "sentence": sentence(comparison), "ledger_ms": phases,
             "environment": next(run.record.environment for run in folder.runs() if run.record.arm == arm),
             "emulated": comparison.emulated,
-        }
+        }  # fmt: skip
         self._add_row(_step_ms(arm_rounds))
 
     def _add_row(self, step_ms: Sequence[float]) -> None:

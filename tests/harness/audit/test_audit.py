@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import assume, given
@@ -18,7 +18,6 @@ from tests.examples import examples
 from trainer.devices.estimates import flops_per_token, parameters
 from trainer.model import Shape, build_model
 
-PUBLISHED = Path(__file__).parents[3] / "profiles" / "published"
 LLAMA_8B = Shape("llama", 32, 4096, 32, 8, 14336, 131072, 2048)
 GPT2 = Shape("gpt2", 12, 768, 12, 12, 3072, 50304, 1024)
 PEAKS = [Peak("gh200", "bf16", 989.4e12), Peak("a100", "bf16", 312e12), Peak("a100", "tf32", 156e12)]
@@ -26,19 +25,11 @@ PEAKS = [Peak("gh200", "bf16", 989.4e12), Peak("a100", "bf16", 312e12), Peak("a1
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    family = draw(st.sampled_from(["gpt2", "llama"]))
+    family: Literal["gpt2", "llama"] = draw(st.sampled_from(["gpt2", "llama"]))
     heads, head_dim = draw(st.integers(1, 64)), 2 * draw(st.integers(16, 64))
     kv_heads = heads if family == "gpt2" else draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
-    return Shape(
-        family,  # type: ignore[arg-type]
-        layers=draw(st.integers(1, 96)),
-        width=heads * head_dim,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_width=draw(st.integers(64, 40_000)),
-        vocab_size=draw(st.integers(256, 262_144)),
-        positions=draw(st.integers(64, 8192)),
-    )
+    sizes = map(draw, (st.integers(64, 40_000), st.integers(256, 262_144), st.integers(64, 8192)))
+    return Shape(family, draw(st.integers(1, 96)), heads * head_dim, heads, kv_heads, *sizes)
 
 
 LENGTHS = st.one_of(st.integers(4, 17).map(lambda power: 2**power), st.integers(1, 512).map(lambda n: 64 * n))
@@ -78,48 +69,38 @@ def judge(one: AuditRow, declared: Declared) -> RowAudit:
 
 
 def reading(found: RowAudit, kind: str) -> FittedReading:
-    named = [one for one in found.readings if one.kind == kind]
-    assert named, found
-    return named[0]
+    return next(one for one in found.readings if one.kind == kind)
+
+
+def holds(found: FittedReading, value: float) -> bool:
+    return found.low - 1e-9 * max(value, 1) <= value <= found.high + 1e-9 * max(value, 1)
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.floats(1e9, 1e16), st.integers(1, 64), st.integers(1, 512), st.data())
-@examples(200)
-def test_a_true_row_is_consistent_at_any_rounding(
-    shape: Shape, sequence: int, tokens_per_s: float, peak: float, devices: int, batch_size: int, data: st.DataObject
-) -> None:
+@examples(100)
+def test_a_true_row_is_consistent_at_any_rounding(shape, sequence, tokens_per_s, peak, devices, batch_size, data):
     digits = data.draw(st.tuples(DIGITS, DIGITS, DIGITS, DIGITS))
-    made = row(
-        conventions(shape)[0],
-        sequence=sequence,
-        tokens_per_s=tokens_per_s,
-        peak=peak,
-        devices=devices,
-        batch_size=batch_size,
-        digits=digits,
-    )
+    facts = {"sequence": sequence, "peak": peak, "devices": devices, "batch_size": batch_size}
+    made = row(conventions(shape)[0], tokens_per_s=tokens_per_s, digits=digits, **facts)  # type: ignore[arg-type]
     found = judge(made, Declared(shape, sequence, devices, peak))
     assert (found.status, found.readings) == ("consistent", []), found
 
 
 @given(shapes(), LENGTHS, LENGTHS, st.floats(1, 1e9), st.booleans())
-@examples(150)
-def test_another_sequence_length_is_named(
-    shape: Shape, declared: int, actual: int, tokens_per_s: float, with_step: bool
-) -> None:
+@examples(80)
+def test_another_sequence_length_is_named(shape, declared, actual, tokens_per_s, with_step):
     made = row(conventions(shape)[0], sequence=actual, tokens_per_s=tokens_per_s, batch_size=4 if with_step else None)
     found = judge(made, Declared(shape, declared, 1, 989e12))
     assume(found.status == "inconsistent")  # equal lengths, or ones that eight digits cannot tell apart
     named = reading(found, "sequence")
-    assert named.low is not None
-    assert named.high is not None
-    assert named.low * (1 - 1e-9) <= actual <= named.high * (1 + 1e-9)
-    assert named.value == actual or named.high - named.low > 16  # else no other plausible length is in reach
+    assert holds(named, actual)
+    # else no other plausible length is in reach
+    assert named.value == actual or (named.high or 0) - (named.low or 0) > 16
     assert found.incomparable is not None
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.data())
-@examples(150)
+@examples(80)
 def test_another_formula_is_named(shape: Shape, sequence: int, tokens_per_s: float, data: st.DataObject) -> None:
     counted = data.draw(st.sampled_from(conventions(shape)[1:]))
     found = judge(row(counted, sequence=sequence, tokens_per_s=tokens_per_s), Declared(shape, sequence, 1, 989e12))
@@ -128,23 +109,18 @@ def test_another_formula_is_named(shape: Shape, sequence: int, tokens_per_s: flo
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.floats(0.3, 3))
-@examples(100)
+@examples(50)
 def test_another_peak_is_solved_for(shape: Shape, sequence: int, tokens_per_s: float, factor: float) -> None:
     made = row(conventions(shape)[0], sequence=sequence, tokens_per_s=tokens_per_s, peak=factor * 989e12)
     found = judge(made, Declared(shape, sequence, 1, 989e12))
     assume(found.status == "inconsistent")
-    named = reading(found, "peak")
-    assert named.low is not None
-    assert named.high is not None
-    assert named.low * (1 - 1e-9) <= factor * 989e12 <= named.high * (1 + 1e-9)
+    assert holds(reading(found, "peak"), factor * 989e12)
     assert not [one for one in found.readings if one.kind in ("sequence", "devices", "formula")]
 
 
 @given(shapes(), LENGTHS, st.floats(1, 1e9), st.integers(1, 128), st.integers(1, 128))
-@examples(100)
-def test_another_number_of_devices_is_named(
-    shape: Shape, sequence: int, tokens_per_s: float, declared: int, actual: int
-) -> None:
+@examples(50)
+def test_another_number_of_devices_is_named(shape, sequence, tokens_per_s, declared, actual):
     made = row(conventions(shape)[0], sequence=sequence, tokens_per_s=tokens_per_s, devices=actual)
     found = judge(made, Declared(shape, sequence, declared, 989e12))
     assert (found.status == "consistent") == (declared == actual)
@@ -153,15 +129,12 @@ def test_another_number_of_devices_is_named(
 
 
 @given(shapes(), LENGTHS, st.floats(100, 1e9), st.floats(0.05, 0.99))
-@examples(100)
+@examples(50)
 def test_the_share_of_real_tokens_is_solved_for(shape: Shape, sequence: int, rate: float, share: float) -> None:
     true = row(conventions(shape)[0], sequence=sequence, tokens_per_s=rate)
     found = judge(replace(true, tokens_per_s=printed(rate * share, 8)), Declared(shape, sequence, 1, 989e12))
     named = reading(found, "padding")
-    assert named.low is not None
-    assert named.high is not None
-    assert named.low - 1e-9 <= share <= named.high + 1e-9
-    assert named.free
+    assert (holds(named, share), named.free) == (True, True)
     unpadded = replace(true, tokens_per_s=printed(rate * share, 8), padded=False)
     told = judge(unpadded, Declared(shape, sequence, 1, 989e12))
     assert not [one for one in told.readings if one.kind == "padding"]
@@ -192,9 +165,8 @@ def test_where_nothing_fits_it_says_so() -> None:
     bad = AuditRow("bad", tokens_per_s=read_figure("1000"), tflops=read_figure("300"), mfu_percent=read_figure("77.77"),
               padded=False)  # fmt: skip
     found = judge(bad, Declared(GPT2, 1024, 1, 989e12))
-    assert (found.status, found.readings) == ("inconsistent", [])
+    assert (found.status, found.readings, found.incomparable) == ("inconsistent", [], Incomparable("nothing fits"))
     assert Excluded("formula", "none fits") in found.excluded
-    assert found.incomparable == Incomparable("nothing fits")
 
 
 @pytest.mark.parametrize("shape", [LLAMA_8B, GPT2, Shape("gpt2", 4, 128, 4, 4, 500, 999, 77)])
@@ -216,38 +188,22 @@ def test_parameters_that_formulas_leave_out_are_those_of_the_model() -> None:
     assert weights["all, positions"] == sum(sizes.values())
     assert weights["no biases"] == weights["palm"] - biases
     assert weights["matrices"] == weights["palm"] - vectors
+    published = {one.counted: one.weights for one in conventions(GPT2) if one.attention == "full"}
+    assert published["all, positions"] == 124_475_904  # llm.c prints it
+    assert published["no biases"] == 123_587_328  # nanoGPT's get_num_params(), bias=False
 
 
-def test_published_parameter_counts_of_gpt2() -> None:
-    weights = {one.counted: one.weights for one in conventions(GPT2) if one.attention == "full"}
-    assert weights["all, positions"] == 124_475_904  # llm.c prints it
-    assert weights["no biases"] == 123_587_328  # nanoGPT's get_num_params(), bias=False
-
-
-@pytest.mark.parametrize(
-    ("text", "low", "high"),
-    [
-        ("6544.40", 6544.395, 6544.405),
-        ("6544.4", 6544.35, 6544.45),
-        ("135", 134.5, 135.5),
-        ("100", 99.5, 100.5),
-        ("~100", 50, 150),
-        ("~250", 245, 255),
-        ("178e3", 177_500, 178_500),
-        ("1.5E-3", 0.00145, 0.00155),
-        ("48-49", 47.5, 49.5),
-        ("48 to 49.5", 47.5, 49.55),
-    ],
-)
-def test_figures(text: str, low: float, high: float) -> None:
-    found = read_figure(text).interval
-    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-14)
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "0.00", "fast", "1,000", "49-48", "1e999", "nan", "~", "3 ms"])
-def test_what_is_no_figure(text: str) -> None:
-    with pytest.raises(ValueError, match="figure"):
-        read_figure(text)
+def test_figures() -> None:
+    for text, low, high in (
+        ("6544.40", 6544.395, 6544.405), ("6544.4", 6544.35, 6544.45), ("135", 134.5, 135.5), ("100", 99.5, 100.5),
+        ("~100", 50, 150), ("~250", 245, 255), ("178e3", 177_500, 178_500), ("1.5E-3", 0.00145, 0.00155),
+        ("48-49", 47.5, 49.5), ("48 to 49.5", 47.5, 49.55),
+    ):  # fmt: skip
+        found = read_figure(text).interval
+        assert (found.low, found.high) == pytest.approx((low, high), rel=1e-14), text
+    for text in ("", "0", "-1", "0.00", "fast", "1,000", "49-48", "1e999", "nan", "~", "3 ms"):
+        with pytest.raises(ValueError, match="figure"):
+            read_figure(text)
 
 
 def test_durations() -> None:
@@ -271,22 +227,17 @@ def test_traffic_of_a_fused_optimizer() -> None:
     rows = [AuditRow(f"b{n}", kind="k", batch_size=n, step_ms=read_figure(str(100 + 50 * n))) for n in (1, 2)]
     optimizer = Optimizer("AdamW", True, 4, "clip", None)
     found = audit(Table("", "", rows, Declared(GPT2, 1024, optimizer=optimizer))).traffic
-    assert found is not None
     assert (found.passes, found.bytes, found.ms_at_full_bandwidth) == (10, 40 * parameters(GPT2), None)
 
 
 def test_a_table_of_names_alone_says_what_is_missing() -> None:
-    found = audit(
-        Table("", "", [AuditRow("a"), AuditRow("b", tokens_per_s=read_figure("5"), mfu_percent=read_figure("5"))])
-    )
-    assert [one.status for one in found.rows] == ["not checkable", "not checkable"]
-    reasons = {reason for check in found.rows[1].checks for reason in check.reasons}
-    assert {"no shape", "no peak"} <= reasons
-    assert found.gains == []
+    rows = [AuditRow("a"), AuditRow("b", tokens_per_s=read_figure("5"), mfu_percent=read_figure("5"))]
+    found = audit(Table("", "", rows))
+    assert ([one.status for one in found.rows], found.gains) == (["not checkable"] * 2, [])
+    assert {"no shape", "no peak"} <= {reason for check in found.rows[1].checks for reason in check.reasons}
 
 
 def test_a_duration_too_short_for_its_steps() -> None:
     one = AuditRow("run", steps=1000, step_ms=read_figure("100"), duration_s=read_duration("90 s"))
     found = judge(one, Declared())
-    assert found.status == "inconsistent"
-    assert reading(found, "duration").value == pytest.approx(90)
+    assert (found.status, reading(found, "duration").value) == ("inconsistent", pytest.approx(90))

@@ -43,14 +43,9 @@ def test_a_slower_data_path_has_a_floor() -> None:
         ("9500", "possible"),
         ("9000", "below the floor"),
     ):
-        table = Table(
-            "", "",
-            [
-                AuditRow("fast", data="fast", batch_size=1, tokens_per_s=read_figure("10000")),
-                AuditRow("slow", data="slow", batch_size=1, tokens_per_s=read_figure(candidate)),
-            ],
-            Declared(sequence_length=1000), ISOLATED, compare=[("fast", "slow")],
-        )  # fmt: skip
+        figures = zip(pair_rows()[::-1], ("10000", candidate), strict=True)
+        rows = [replace(one, tokens_per_s=read_figure(figure)) for one, figure in figures]
+        table = Table("", "", rows, Declared(sequence_length=1000), ISOLATED, compare=[("fast", "slow")])
         assert audit(table).gains[0].verdict == verdict
 
 

@@ -9,31 +9,28 @@ from random import Random
 import pytest
 
 from harness.audit.checks import TFLOPS, TOKENS, conventions, setting_of
-from harness.audit.checkup import Audit, audit
+from harness.audit.checkup import Audit, RowAudit, audit
 from harness.audit.readings import Readings
 from harness.audit.report import as_text
 from harness.audit.scatter import Relation, beyond_scatter, chance_of_scatter, relations
 from harness.audit.solve import FittedReading, sequences
-from harness.audit.table import AuditedFigure, AuditRow, Declared, Table, read_figure
+from harness.audit.table import AuditRow, Declared, Table
 from harness.audit.text import BEYOND, row_sentence
-from tests.harness.audit.test_audit import LLAMA_8B, PEAKS, row
+from tests.harness.audit.test_audit import LLAMA_8B, PEAKS, printed, row
 
 EXACT = conventions(LLAMA_8B)[0]
 RATES = (6544.4, 7873.1, 8102.7, 8300.2, 8411.9, 8450.3)
+
+
+LONGER = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
 
 
 def table(factors: Sequence[float], digits: int = 5) -> Table:
     """One model at several speeds, whose printed FLOP/s are off by ``factors``."""
     rows = []
     for number, (rate, factor) in enumerate(zip(RATES, factors, strict=False)):
-        flops = rate * EXACT.flops_per_token(2048) * factor
-        rows.append(
-            AuditRow(
-                f"b{2**number}",
-                tokens_per_s=read_figure(f"{rate:.{digits - 1}e}"),
-                mfu_percent=read_figure(f"{flops / 989e12 * 100:.{digits - 1}e}"),
-            )
-        )
+        mfu = rate * EXACT.flops_per_token(2048) * factor / 989e12 * 100
+        rows.append(AuditRow(f"b{2**number}", tokens_per_s=printed(rate, digits), mfu_percent=printed(mfu, digits)))
     return Table("made", "made", rows, Declared(LLAMA_8B, 2048, 1, 989e12))
 
 
@@ -41,10 +38,18 @@ def judged(factors: Sequence[float], digits: int = 5) -> Audit:
     return audit(table(factors, digits), PEAKS)
 
 
+def statuses(found: Audit) -> list[str]:
+    return [one.status for one in found.rows]
+
+
+def lengths(row: RowAudit) -> list[FittedReading]:
+    return [one for one in row.readings if one.kind == "sequence"]
+
+
 def test_scatter_is_recognised_and_explained_by_no_setting() -> None:
     factors = [1.021, 0.987, 0.969, 1.013, 1.032, 0.978]
     found = judged(factors)
-    assert [one.status for one in found.rows] == ["apart"] * 6
+    assert statuses(found) == ["apart"] * 6
     assert not [each for one in found.rows for each in one.readings if not each.free]
     (scatter,) = found.scatters
     assert (scatter.rows, scatter.of, scatter.above, scatter.common) == ([f"b{2**n}" for n in range(6)], 6, 3, False)
@@ -57,83 +62,59 @@ def test_scatter_is_recognised_and_explained_by_no_setting() -> None:
 
 def test_a_common_offset_is_no_scatter() -> None:
     found = judged([1.011] * 6)
-    (scatter,) = found.scatters
-    assert scatter.common
-    assert all(one.status == "apart" for one in found.rows)
+    assert ([one.common for one in found.scatters], statuses(found)) == ([True], ["apart"] * 6)
+    # Some length fits an offset at four digits; that it fits four rows with one offset does not make it likelier.
+    assert not [each for one in judged([1.025] * 4, digits=4).rows for each in one.readings if each.firm]
 
 
 def test_one_row_off_in_an_exact_table_is_inconsistent_even_where_nothing_explains_it() -> None:
     found = judged([1, 1, 1.0417, 1, 1, 1])
-    assert [one.status for one in found.rows].count("consistent") == 5
-    assert found.rows[2].status == "inconsistent"
+    assert statuses(found) == ["consistent"] * 2 + ["inconsistent"] + ["consistent"] * 3
     assert not [one for one in found.rows[2].readings if one.firm]
     assert BEYOND in row_sentence(found.rows[2], found)
 
 
 def test_a_length_is_firm_among_exact_rows_and_not_offered_among_scattered_ones() -> None:
-    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
-    exact = judged([1, 1, ratio, 1, 1, 1]).rows[2]
+    exact = judged([1, 1, LONGER, 1, 1, 1]).rows[2]
     assert next((one.kind, one.value) for one in exact.readings if one.firm) == ("sequence", 4096)
-    scattered = judged([1.04, 0.95, ratio, 1.05, 0.94, 0.97]).rows[2]
-    assert scattered.status == "apart"
-    assert not [one for one in scattered.readings if not one.free]
+    scattered = judged([1.04, 0.95, LONGER, 1.05, 0.94, 0.97]).rows[2]
+    assert (scattered.status, [one for one in scattered.readings if not one.free]) == ("apart", [])
 
 
 def test_a_reading_that_many_figures_would_have_is_offered_and_not_firm() -> None:
     """The row is far beyond scatter, but at four digits some length fits one figure in nine."""
     one = judged([1, 1, 1.5, 1, 1, 1], digits=4).rows[2]
     assert one.status == "inconsistent"
-    (length,) = [each for each in one.readings if each.kind == "sequence"]
-    assert length.value == 17408  # among others of that kind: a multiple of 64 that nobody trains with
-    assert length.coverage == pytest.approx(0.115, abs=0.01)
-    assert not length.firm
+    (length,) = lengths(one)
+    # among others of that kind: a multiple of 64 that nobody trains with
+    assert (length.value, length.firm, length.coverage) == (17408, False, pytest.approx(0.115, abs=0.01))
+    assert lengths(judged([1.04, 1, 1, 1, 1, 1], digits=2).rows[0]) == []  # it would fit most figures
 
 
 def test_a_setting_that_several_rows_share_is_firm() -> None:
-    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
-    for one in judged([ratio] * 6).rows:
-        (length,) = [each for each in one.readings if each.kind == "sequence"]
-        assert (length.firm, length.value, length.shared) == (True, 4096, 6)
-
-
-def test_rows_that_a_reading_explains_only_in_part_do_not_share_it() -> None:
-    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
-    one = judged([ratio, 1.03 * ratio, 1, 1, 1, 1]).rows[0]  # the length leaves 31 % of what the second is off
+    for one in judged([LONGER] * 6).rows:
+        assert [(each.firm, each.value, each.shared) for each in lengths(one)] == [(True, 4096, 6)]
+    # The length leaves 31 % of what the second row is off: they do not share it.
+    one = judged([LONGER, 1.03 * LONGER, 1, 1, 1, 1]).rows[0]
     assert [each.shared for each in one.readings if each.value == 4096] == [1]
-
-
-def test_one_offset_of_all_rows_is_explained_as_easily_as_that_of_one_row() -> None:
-    """Some length fits an offset at four digits; that it fits four rows with one offset does not make it likelier."""
-    found = judged([1.025] * 4, digits=4)
-    assert not [each for one in found.rows for each in one.readings if each.firm]
 
 
 def test_a_row_that_another_reading_explains_says_how_exact_the_table_is() -> None:
     """A slip in one of two other rows looks like wide scatter, until its own reading explains it."""
-    ratio = EXACT.flops_per_token(4096) / EXACT.flops_per_token(2048)
-    found = judged([1, 1 / 3, ratio]).rows
+    found = judged([1, 1 / 3, LONGER]).rows
     assert [one.kind for one in found[1].readings if one.firm] == ["scale"]
     assert ("sequence", 4096) in [(one.kind, one.value) for one in found[2].readings if one.firm]
+    found = judged([1.021, 0.987, 1 / 3, 1.013, 1.032, 0.978])  # found through scatter, and another row is not touched
+    assert statuses(found) == ["apart"] * 2 + ["inconsistent"] + ["apart"] * 3
 
 
-def test_a_factor_of_three_is_found_through_scatter_but_another_row_is_not_touched() -> None:
-    found = judged([1.021, 0.987, 1 / 3, 1.013, 1.032, 0.978])
-    assert [one.status for one in found.rows] == ["apart", "apart", "inconsistent", "apart", "apart", "apart"]
-
-
-def test_one_row_alone_claims_nothing_at_few_digits() -> None:
-    (one,) = judged([1.0667], digits=3).rows
-    assert one.status == "apart"
-    assert not [each for each in one.readings if each.firm]
-    assert one.scatter is None
-
-
-def test_a_fit_that_scatter_may_have_made_is_not_firm_however_few_figures_have_one() -> None:
+def test_one_row_alone_claims_nothing() -> None:
     """No other row shows how exact the table is, and honest figures are often two percent apart."""
-    ratio = EXACT.flops_per_token(2560) / EXACT.flops_per_token(2048)
-    (length,) = [each for each in judged([ratio]).rows[0].readings if each.kind == "sequence"]
-    assert (length.value, length.firm) == (2560, False)
-    assert length.coverage == pytest.approx(0.023, abs=0.002)  # of figures as far off: specific enough by itself
+    (one,) = judged([1.0667], digits=3).rows
+    assert (one.status, [each for each in one.readings if each.firm], one.scatter) == ("apart", [], None)
+    (length,) = lengths(judged([EXACT.flops_per_token(2560) / EXACT.flops_per_token(2048)]).rows[0])
+    # of figures as far off: specific enough by itself
+    assert (length.value, length.firm, length.coverage) == (2560, False, pytest.approx(0.023, abs=0.002))
 
 
 def test_coverage_is_the_share_of_random_figures_that_the_search_itself_fits() -> None:
@@ -143,9 +124,9 @@ def test_coverage_is_the_share_of_random_figures_that_the_search_itself_fits() -
     random, window, fitted, tried = Random(5), 0.05, 0, 600
     for _ in range(tried):
         factor = 1 + random.uniform(-2, 2) * window
-        shifted = AuditRow("row", tokens_per_s=made.tokens_per_s, tflops=_times(made, factor))
+        shifted = AuditRow("row", tokens_per_s=made.tokens_per_s, tflops=printed(made.tflops.value * factor, 4))
         fitted += any(sequences(shifted, setting_of(shifted, declared, EXACT), []))
-    shifted = AuditRow("row", tokens_per_s=made.tokens_per_s, tflops=_times(made, 1 + window))
+    shifted = AuditRow("row", tokens_per_s=made.tokens_per_s, tflops=printed(made.tflops.value * (1 + window), 4))
     setting = setting_of(shifted, declared, EXACT)
     (pair,) = relations(shifted, setting)
     assert (pair.first, pair.second) == (TOKENS, TFLOPS)
@@ -153,16 +134,6 @@ def test_coverage_is_the_share_of_random_figures_that_the_search_itself_fits() -
     closed = Readings(shifted, setting, [], [], pair).coverage(reading)
     assert closed == pytest.approx(fitted / tried, abs=0.03)
     assert 0.05 < closed < 0.4
-
-
-def _times(made: AuditRow, factor: float) -> AuditedFigure:
-    assert made.tflops is not None
-    return read_figure(f"{made.tflops.value * factor:.3e}")
-
-
-def test_readings_that_fit_most_figures_are_not_offered() -> None:
-    found = judged([1.04, 1, 1, 1, 1, 1], digits=2).rows[0]
-    assert not [one for one in found.readings if one.kind == "sequence"]
 
 
 def test_the_chance_of_scatter_is_that_of_a_simulation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,47 +57,43 @@ def test_a_baseline_of_before_sessions_is_one_session(tmp_path: Path) -> None:
 
 def test_a_baseline_of_another_environment_is_never_found(tmp_path: Path) -> None:
     baselines.save(tmp_path, series())
-    elsewhere = replace(series(), environment={**series().environment, "cpu": "Y"})
-    with pytest.raises(InputError, match=r"another environment \(cpu 'X', here 'Y'\)"):
-        baselines.find(tmp_path, elsewhere)
-    with pytest.raises(InputError, match="no baseline of tiny, y"):
-        baselines.find(tmp_path, replace(series(), arm="y"))
+    here = dict(series().environment)
+    baselines.check_kept(tmp_path, "tiny", "x", here)
+    for changed, arm, line in (
+        ({"cpu": "Y"}, "x", r"another environment \(cpu 'X', here 'Y'\)"),
+        ({}, "y", "no baseline of tiny, y; keep one: COMMAND"),
+    ):
+        other = replace(series(), environment=here | changed, arm=arm)
+        with pytest.raises(baselines.NoBaselineError, match=line):
+            baselines.find(tmp_path, other, "COMMAND")
+        with pytest.raises(baselines.NoBaselineError, match=line):  # before anything runs
+            baselines.check_kept(tmp_path, "tiny", arm, here | changed, "COMMAND")
 
 
-@pytest.mark.parametrize("changed", [{"git_commit": "b"}, {"os": "Linux 7"}, {"llm-training-harness": "9"}])
-def test_what_a_baseline_is_kept_to_judge_is_no_part_of_its_environment(
-    tmp_path: Path, changed: dict[str, str]
-) -> None:
+def test_what_a_baseline_is_kept_to_judge_is_no_part_of_its_environment(tmp_path: Path) -> None:
     baselines.save(tmp_path, series())
-    other = replace(series(), environment={**series().environment, **changed})
-    assert baselines.find(tmp_path, other)
+    changed = {"git_commit": "b", "os": "Linux 7", "llm-training-harness": "9"}
+    assert baselines.find(tmp_path, replace(series(), environment={**series().environment, **changed}))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "line"),
-    [
-        ("part_ms", {"step": [10.0], "fetch": []}, r"part_ms\.fetch: no times"),
-        ("part_ms", {"step": ["x"]}, r"part_ms\.step\.0: "),
-        ("part_ms", {"fetch": [1.0]}, r"part_ms\.step: no times"),
-        ("blocks", None, "blocks: "),
-        ("useful_fraction", "x", "useful_fraction: "),
-        ("probes", [1], "probes: "),
-        ("earlier", [{"created_utc": 1}], r"earlier\.0\."),
-        ("level", "x", "level: "),
-        ("part_ms", {"step": [10.0], "transfer": [5e-324] * 7}, r"part_ms\.transfer: 5e-324 ms is outside of"),
-        ("part_ms", {"step": [-10.0]}, r"part_ms\.step: -10\.0 ms is outside of"),
-        ("startup_ms", [-1.0], r"startup_ms: -1\.0 ms is outside of"),
-        ("earlier", [{"created_utc": "", "level": 0, "ms": {"step": 1e300}}], r"ms: 1e\+300 ms is outside"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "line"), [
+    ("part_ms", {"step": [10.0], "fetch": []}, r"part_ms\.fetch: no times"),
+    ("part_ms", {"step": ["x"]}, r"part_ms\.step\.0: "),
+    ("part_ms", {"fetch": [1.0]}, r"part_ms\.step: no times"),
+    ("blocks", None, "blocks: "),
+    ("useful_fraction", "x", "useful_fraction: "),
+    ("earlier", [{"created_utc": 1}], r"earlier\.0\."),
+    ("level", "x", "level: "),
+    ("part_ms", {"step": [10.0], "transfer": [5e-324] * 7}, r"part_ms\.transfer: 5e-324 ms is outside of"),
+    ("startup_ms", [-1.0], r"startup_ms: -1\.0 ms is outside of"),
+    ("earlier", [{"created_utc": "", "level": 0, "ms": {"step": 1e300}}], r"ms: 1e\+300 ms is outside"),
+])  # fmt: skip
 def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value: object, line: str) -> None:
     path = baselines.save(tmp_path, series())
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    with pytest.raises(InputError, match=line) as error:
+    mend = "; restore it from version control, or delete it to start a new baseline"
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: [^\n]*{line}[^\n]*{mend}$"):
         baselines.read(path)
-    assert "\n" not in str(error.value)
-    assert str(error.value).startswith(f"{path}: ")
-    assert str(error.value).endswith("; restore it from version control, or delete it to start a new baseline")
 
 
 def test_a_damaged_baseline_keeps_its_sessions(tmp_path: Path) -> None:
@@ -108,18 +105,12 @@ def test_a_damaged_baseline_keeps_its_sessions(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not a baseline \(.*\); restore it from version control, or delete it"):
         baselines.save(tmp_path, series(created_utc="2026-01-06T00:00:00Z"))
     assert path.read_text() == damaged
+    for text in ("", "{}", "[1]", '{"schema": 9, "scenario": "a"}'):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"^\S+\.json: (not a baseline|schema 9)[^\n]*$"):
+            baselines.read(path)
     path.unlink()
     assert baselines.read(baselines.save(tmp_path, series())).earlier == ()
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"schema": 9, "scenario": "a"}'])
-def test_a_file_that_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "a" / "b.json"
-    path.parent.mkdir()
-    path.write_text(text)
-    with pytest.raises(InputError, match=r"b\.json: (not a baseline|schema 9)") as error:
-        baselines.read(path)
-    assert "\n" not in str(error.value)
 
 
 def test_what_a_check_can_decide_is_known_when_a_session_is_saved(tmp_path: Path) -> None:
@@ -134,13 +125,3 @@ def test_what_a_check_can_decide_is_known_when_a_session_is_saved(tmp_path: Path
             comparison = compare_series(kept.series, candidate, Limits(0.05, None, None), days=kept.days).comparison
             assert (comparison.step.outcome == "slower") == slower
     assert found.slowdown < 0.07
-
-
-def test_a_machine_without_its_baseline_is_known_before_anything_runs(tmp_path: Path) -> None:
-    baselines.save(tmp_path, series())
-    here = dict(series().environment)
-    baselines.check_kept(tmp_path, "tiny", "x", here)
-    with pytest.raises(baselines.NoBaselineError, match="no baseline of tiny, y; keep one: COMMAND"):
-        baselines.check_kept(tmp_path, "tiny", "y", here, "COMMAND")
-    with pytest.raises(baselines.NoBaselineError, match=r"another environment \(cores 2, here 4\)"):
-        baselines.check_kept(tmp_path, "tiny", "x", {**here, "cores": 4})

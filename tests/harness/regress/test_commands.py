@@ -23,31 +23,41 @@ from trainer.errors import InputError
 PLAIN = ROOT / "tests" / "harness" / "attach" / "programs" / "plain.py"
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def make_repository(folder: Path) -> Path:
     """Somebody's repository: a training script in a folder of its own, and a scenario that runs it."""
-    folder = tmp_path / "theirs"
     (folder / "code").mkdir(parents=True)
     shutil.copy(PLAIN, folder / "code" / "train.py")
     command = f"{sys.executable} train.py --steps 100000 --compute-ms 4"
     (folder / "code" / "speed.yaml").write_text(
         f"name: speed\nquestion: Is it slower?\ncommand: {command}\narms: {{loop: }}\nsteps: 20\n"
     )
+    (folder / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
+    (folder / "code" / "train.pyc").write_bytes(b"1")
     begin_repository(folder)
     return folder
 
 
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return make_repository(tmp_path / "theirs")
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that no test changes, on the branch trunk."""
+    folder = make_repository(tmp_path_factory.mktemp("unchanged") / "theirs")
+    git(folder, "branch", "-m", "trunk")
+    return folder
+
+
 def test_arms_of_two_states() -> None:
-    scenario = CommandScenario(
-        name="n", question="q", command="t", arms={"a": None, "b": None}, controls=["ideal-data"]
-    )
+    scenario = CommandScenario(name="n", question="q", command="t", arms=dict.fromkeys("ab"), controls=["ideal-data"])
     base = State(Path("/base"), "1", Path("/base"), ("/base/src",))
-    head = State(Path("/head"), "2+changes", Path("/head"))
-    plan = at_states(plan_commands(scenario), base, head)
-    assert [(arm.name, arm.folder, arm.code, arm.control) for arm in plan.arms[:3]] == [
-        ("a@base", "/base", "1", None), ("a@base+a-a", "/base", "1", "a-a"), ("a@head", "/head", "2+changes", None)
+    plan = at_states(plan_commands(scenario), base, State(Path("/head"), "2+changes", Path("/head")))
+    assert [(arm.name, arm.folder, arm.code, arm.control, arm.path) for arm in plan.arms[:3]] == [
+        ("a@base", "/base", "1", None, base.path), ("a@base+a-a", "/base", "1", "a-a", base.path),
+        ("a@head", "/head", "2+changes", None, ()),
     ]  # fmt: skip
-    assert [arm.path for arm in plan.arms[:3]] == [("/base/src",), ("/base/src",), ()]
     assert plan.comparisons == (ComparisonRecord("a@base", "a@head"), ComparisonRecord("b@base", "b@head"))
     assert {block[0] for block in plan.blocks[:6]} == {arm.name for arm in plan.arms}
 
@@ -59,16 +69,14 @@ def test_what_a_state_holds_is_imported_before_what_lies_here(monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_a_revision_is_unpacked_and_nothing_is_registered(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(repository / "code")
+def test_a_revision_is_unpacked_and_nothing_is_registered(unchanged, tmp_path, monkeypatch):
+    monkeypatch.chdir(unchanged / "code")
     state, here = find_states("HEAD", ".", tmp_path)
-    assert here.folder == repository / "code"
-    assert state.label == git(repository, "rev-parse", "HEAD")[:12]
+    assert here.folder == unchanged / "code"
+    assert state.label == git(unchanged, "rev-parse", "HEAD")[:12]
     assert state.folder == tmp_path / "base" / "code"  # as deep within as the present folder is
     assert (state.folder / "train.py").read_bytes() == PLAIN.read_bytes()
-    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert len(git(unchanged, "worktree", "list").splitlines()) == 1
     with pytest.raises(InputError, match=r"^no-such: neither a folder nor a revision of the git repository at "):
         find_states("no-such", ".", tmp_path / "other")
 
@@ -76,10 +84,7 @@ def test_a_revision_is_unpacked_and_nothing_is_registered(
 @pytest.mark.slow
 def test_an_edit_is_noticed_in_whatever_encoding(repository: Path) -> None:
     text, compiled = repository / "latin.txt", repository / "code" / "train.pyc"
-    text.write_bytes("caf\xe9\n".encode("latin-1"))
-    compiled.write_bytes(b"1")
-    git(repository, "add", "-f", ".")
-    git(repository, "commit", "-qm", "another encoding")
+    git(repository, "add", "-f", "code/train.pyc")
     before = checkout_fingerprint(repository)
     compiled.write_bytes(b"2")  # no edit, though it was committed
     assert checkout_fingerprint(repository / "code") == before
@@ -132,9 +137,7 @@ def test_a_command_that_hangs_ends_with_the_budget(repository: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_function_that_the_base_lacks_is_not_taken_from_the_head(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_the_base_lacks_is_not_taken_from_the_head(repository, monkeypatch):
     """Where the present folder is on Python's path, its function ran in place of the base's."""
     (repository / "code" / "called.py").write_text("def train():\n    pass\n")
     (repository / "code" / "loop.yaml").write_text("name: loop\nquestion: q\nloop: called:train\narms: {loop: }\n")
@@ -166,26 +169,23 @@ def test_a_command_needs_no_scenario(repository: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "give a command: harness regress --base main -- python train.py; or one SCENARIO: harness init"),
-        (["--base", "HEAD"], "give a command: harness regress --base main -- python train.py; or one SCENARIO: "),
+def test_what_cannot_be_checked_is_a_line(unchanged: Path) -> None:
+    program = ["--", "python", "train.py"]
+    give = "give a command: harness regress --base main -- python train.py; or one SCENARIO"
+    for words, line in (
+        ([], f"{give}: harness init"),
+        (["--base", "HEAD"], give),
         (["a.yaml", "b.yaml", "--base", "HEAD"], "or one SCENARIO"),
         (["--base", "HEAD", "--"], "give a command"),
-        (["--", "python", "train.py"], "required: --base"),
-        (["--base", "HEAD", "speed.yaml", "--", "python", "train.py"], "speed.yaml: give a SCENARIO or a command"),
-        (["--base", "HEAD", "--set", "steps=3", "--", "python", "train.py"], "--set goes with a SCENARIO"),
-        (["--base", "HEAD", "--arm", "loop", "--", "python", "train.py"], "--arm does not go with commands"),
-        (["--base", "HEAD", "--steps", "0", "--", "python", "train.py"], "--steps 0: allowed: 1 to "),
+        (program, "required: --base"),
+        (["--base", "HEAD", "speed.yaml", *program], "speed.yaml: give a SCENARIO or a command"),
+        (["--base", "HEAD", "--set", "steps=3", *program], "--set goes with a SCENARIO"),
+        (["--base", "HEAD", "--arm", "loop", *program], "--arm does not go with commands"),
+        (["--base", "HEAD", "--steps", "0", *program], "--steps 0: allowed: 1 to "),
         (["--base", "HEAD", "--steps", "3", "speed.yaml"], "--steps goes with a command"),
-        (["--base", "no-such", "--", "python", "train.py"], "; branches: trunk"),
-    ],
-)
-def test_what_cannot_be_checked_is_a_line(repository: Path, words: list[str], line: str) -> None:
-    git(repository, "branch", "-m", "trunk")
-    done = harness("regress", *words, cwd=repository / "code")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (repository / "code" / "results").exists()
+        (["--base", "no-such", *program], "; branches: trunk"),
+    ):
+        done = harness("regress", *words, cwd=unchanged / "code")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), words
+        assert line in done.stderr
+    assert not (unchanged / "code" / "results").exists()

@@ -38,12 +38,12 @@ def test_looks_grow_by_half_and_their_errors_sum_to_the_error_allowed() -> None:
     assert confidence_at(7) == confidence_at(9)  # a budget that ends between two looks takes the next one early
 
 
-@pytest.mark.parametrize("change", [0.05, 0.03, -0.05])
-def test_a_change_beyond_what_is_allowed_is_found(change: float) -> None:
+@pytest.mark.parametrize(("change", "draws", "outcome"), [(0.03, 40, "slower"), (-0.05, 40, "faster"), (0, 30, "same")])
+def test_a_change_is_found_and_no_change_is_called_the_same(change: float, draws: int, outcome: str) -> None:
     generator = np.random.default_rng(1)
-    outcomes = [sequential(drawn(generator, change, 32), drawn(generator, 0, 32), 0.01)[0] for _ in range(100)]
-    assert outcomes.count("slower" if change > 0 else "faster") >= 95
-    assert outcomes.count("faster" if change > 0 else "slower") == 0
+    found = [sequential(drawn(generator, change, 48), drawn(generator, 0, 48), 0.01)[0] for _ in range(draws)]
+    assert found.count(outcome) >= draws - 2
+    assert set(found) <= {outcome, "undecided"}
 
 
 @pytest.mark.slow
@@ -52,14 +52,7 @@ def test_looking_again_and_again_calls_no_change_a_change_in_one_of_twenty_at_mo
     """At the very edge of what is allowed, where a single look at 95 % would be wrong one time in forty."""
     generator = np.random.default_rng(2)
     outcomes = [sequential(drawn(generator, 0.01, 48), [], 0.01)[0] for _ in range(400)]
-    assert outcomes.count("slower") <= 20
-    assert outcomes.count("same") <= 20
-
-
-def test_no_change_is_called_the_same() -> None:
-    generator = np.random.default_rng(3)
-    found = [sequential(drawn(generator, 0, 48), drawn(generator, 0, 48), 0.01) for _ in range(50)]
-    assert [outcome for outcome, _ in found].count("same") >= 48
+    assert max(outcomes.count("slower"), outcomes.count("same")) <= 20
 
 
 @given(LOGS, LOGS, st.floats(0.001, 0.1))
@@ -70,9 +63,7 @@ def test_swapping_the_sides_swaps_the_outcome(values: list[float], control: list
 
 
 @given(LOGS, st.floats(0.001, 0.1), st.integers(0, 29), st.sampled_from([0.7, 5.0]))
-def test_one_bad_block_never_turns_a_decision_round(
-    values: list[float], within: float, place: int, much: float
-) -> None:
+def test_one_bad_block_never_turns_a_decision_round(values, within, place, much):
     """A pause that doubles a block's time, or makes it a hundred times as long: at most it takes a decision away."""
     before = decide(values, within)
     hurt = [*values]
@@ -91,7 +82,6 @@ def test_what_the_aa_control_does_too_is_no_regression() -> None:
     noisy = decide(values, 0.01, [0.05, -0.04, 0.02, 0.03])
     assert noisy.outcome == "undecided"
     assert noisy.why == "within the noise"
-    assert noisy.more_blocks is not None
     assert noisy.more_blocks > 0
 
 
@@ -104,28 +94,21 @@ def test_too_few_blocks_decide_nothing_and_say_how_many_would() -> None:
 def test_the_number_of_blocks_that_would_decide_is_about_right() -> None:
     generator = np.random.default_rng(4)
     right = 0
-    for _ in range(100):
+    for _ in range(50):
         values = drawn(generator, 0.03, 200, spread=0.02)
         first = decide(values[:4], 0.01)
         if first.outcome != "undecided" or first.more_blocks is None:
             continue
         right += decide(values[: (4 + first.more_blocks) * 2], 0.01).outcome == "slower"
-    assert right >= 60
+    assert right >= 30
 
 
-def test_a_change_as_large_as_the_limit_is_said_to_be_hopeless() -> None:
-    generator = np.random.default_rng(5)
-    values = drawn(generator, 0.0, 20, spread=0.01)
-    centred = [value - float(np.median(values)) + math.log1p(0.01) for value in values]
+@pytest.mark.parametrize(
+    ("spread", "seed", "centre", "why"), [(0.01, 5, 0.01, "at the limit"), (3.0, 6, 0, "scattered")]
+)
+def test_what_more_blocks_would_not_decide(spread: float, seed: int, centre: float, why: str) -> None:
+    values = drawn(np.random.default_rng(seed), 0.0, 20 if centre else 9, spread=spread)
+    centred = [value - float(np.median(values)) + math.log1p(centre) for value in values]
     found = decide(centred, 0.01)
-    assert (found.outcome, found.more_blocks) == ("undecided", None)
-    assert found.why == "at the limit"
-
-
-def test_no_change_among_blocks_that_scatter_is_not_said_to_be_as_large_as_the_limit() -> None:
-    values = drawn(np.random.default_rng(6), 0.0, 9, spread=3.0)
-    centred = [value - float(np.median(values)) for value in values]
-    found = decide(centred, 0.01)
-    assert (found.outcome, found.more_blocks, found.why) == ("undecided", None, "scattered")
-    assert found.change is not None
-    assert found.change.median == pytest.approx(0.0, abs=1e-12)
+    assert (found.outcome, found.more_blocks, found.why) == ("undecided", None, why)
+    assert found.change.median == pytest.approx(centre, abs=1e-12)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.explain.statistics import Estimate
 from harness.regress.across import _alike_losses
-from harness.regress.decision import Limits, judge, read_share
+from harness.regress.decision import Limits, judge, read_seconds, read_share
 from harness.regress.gate import comparisons
 from harness.regress.policy import ALTERNATED_WITHIN, APART_WITHIN
 from harness.regress.report import markdown
@@ -19,6 +19,7 @@ from harness.regress.run import UntilDecided
 from harness.regress.series import apart, series_of
 from harness.study.store import StudyFolder
 from tests.harness.regress.tables import BASE, HEAD, TWIN, recorded, run, steps_table, study
+from trainer.errors import InputError
 
 
 def change(percent: float) -> Estimate:
@@ -27,27 +28,35 @@ def change(percent: float) -> Estimate:
     return Estimate(log, log - 0.001, log + 0.001, 9)
 
 
-@pytest.mark.parametrize(("percent", "outcome"), [(0.7, "same"), (1.3, "slower"), (-1.5, "faster")])
-def test_what_counts_as_the_same_by_default(percent: float, outcome: str) -> None:
-    assert judge(change(percent), Limits().step, None, 0.95).outcome == outcome
-    assert judge(change(percent), read_share(ALTERNATED_WITHIN, "within"), None, 0.95).outcome == outcome
+@pytest.mark.parametrize(("within", "percent", "outcome"), [
+    (f"{100 * Limits().step} %", 0.7, "same"), (ALTERNATED_WITHIN, 0.7, "same"), (ALTERNATED_WITHIN, 1.3, "slower"),
+    (ALTERNATED_WITHIN, -1.5, "faster"), (APART_WITHIN, 4.0, "same"), (APART_WITHIN, 6.0, "slower"),
+])  # fmt: skip
+def test_what_counts_as_the_same_by_default_and_on_another_day(within: str, percent: float, outcome: str) -> None:
+    assert judge(change(percent), read_share(within, "within"), None, 0.95).outcome == outcome
 
 
-@pytest.mark.parametrize(("percent", "outcome"), [(4.0, "same"), (6.0, "slower")])
-def test_what_counts_as_the_same_on_another_day(percent: float, outcome: str) -> None:
-    assert judge(change(percent), read_share(APART_WITHIN, "within"), None, 0.95).outcome == outcome
+def test_shares_and_times_as_people_write_them() -> None:
+    shares = {"3%": 0.03, "0.5 %": 0.005, "100%": 1.0}
+    assert {text: read_share(text, "within") for text in shares} == pytest.approx(shares)
+    times = {"90s": 90, "10m": 600, "1.5h": 5400, "45": 45, "2 min": 120}
+    assert {text: read_seconds(text, "--budget") for text in times} == times
+    for text in ("3", "0.03", "-1%", "0%", "200%", "x%", ""):
+        with pytest.raises(InputError, match=r"within '.*': allowed: a share such as 3%"):
+            read_share(text, "within")
+    for text in ("0", "-3s", "10d", "m", ""):
+        with pytest.raises(InputError, match=r"--budget '.*': allowed: a time such as 90s"):
+            read_seconds(text, "--budget")
 
 
 def test_losses_of_two_days() -> None:
-    assert _alike_losses(1.0, 1.03)
-    assert not _alike_losses(1.0, 1.08)
+    assert [_alike_losses(1.0, other) for other in (1.03, 1.08)] == [True, False]
 
 
 def test_a_question_that_takes_too_many_blocks_is_not_worth_asking() -> None:
     """An interval of ± 4 % from 16 blocks shrinks to ± 1 % in hundreds of blocks, one of ± 11 % in 2,000."""
-    worth, hopeless = (Estimate(0.0, -reach, reach, 16) for reach in (0.04, 0.11))
-    assert 100 < (judge(worth, 0.01, None, 0.95).more_blocks or 0) < 1000
-    assert judge(hopeless, 0.01, None, 0.95).more_blocks is None
+    worth, hopeless = (judge(Estimate(0.0, -r, r, 16), 0.01, None, 0.95).more_blocks for r in (0.04, 0.11))
+    assert (100 < worth < 1000, hopeless) == (True, None)
 
 
 @pytest.mark.parametrize(("tokenize_ms", "has_line"), [(0.06, False), (0.16, True)])

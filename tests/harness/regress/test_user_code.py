@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from harness.launch.code import Code
 from harness.regress.run import BASE, HEAD, ComparisonPlan, UntilDecided, between_states, code_fingerprints
 from harness.regress.states import find_states, is_of_user_code, with_states
 from harness.scenario.load import load_scenario
@@ -29,20 +29,16 @@ CODE = """
 import time
 import torch
 from torch.utils.data import DataLoader
-
 class Items:
     def __len__(self):
         return 40
     def __getitem__(self, index):
         return torch.full((16,), index)
-
 def together(items):
     time.sleep(0.001)
     return {"input_ids": torch.stack(items)}
-
 def make():
     return DataLoader(Items(), batch_size=4, shuffle=True, collate_fn=together)
-
 class Model(torch.nn.Module):
     def __init__(self, ids):
         super().__init__()
@@ -50,7 +46,6 @@ class Model(torch.nn.Module):
     def forward(self, input_ids, labels):
         found = self.table(input_ids)[:, :-1].flatten(0, 1)
         return torch.nn.functional.cross_entropy(found, labels[:, 1:].flatten())
-
 def model(vocab_size):
     return Model(vocab_size)
 """
@@ -132,30 +127,30 @@ def test_code_at_a_revision_runs_beside_the_working_copy(repository: Path, monke
     assert min(pack_ms(study, "data@head")) >= 16 > min(pack_ms(study, "data@base"))
     assert min(pack_ms(study, "model@head")) < 16
     sources = {arm: run.record.facts.corpus_fingerprint for arm, run in runs.items()}
-    assert sources["data@base"] == sources["data@base+a-a"] != sources["data@head"]
-    assert sources["model@base"] == sources["model@head"]
     models = {arm: run.record.facts.model_fingerprint for arm, run in runs.items()}
-    assert models["model@base"] == sources["data@base"]  # of one module
-    assert models["model@head"] == sources["data@head"]
+    assert sources["data@base"] == sources["data@base+a-a"] == models["model@base"] != sources["data@head"]
+    assert (models["model@head"], sources["model@base"]) == (sources["data@head"], sources["model@head"])
     assert f"code of data.source own_items:make at {commit}" in record.fingerprints
     page = (path / "regression.md").read_text()
-    assert "fingerprint" not in page  # what is compared is no confound
-    assert "texts" not in page
+    assert ("fingerprint" in page, "texts" in page) == (False, False)  # what is compared is no confound
     # Nothing is left: neither in git nor of what was unpacked.
     assert git(repository, "status", "--porcelain", "--untracked-files=no") == " M code/own_items.py\n"
     assert len(git(repository, "worktree", "list").splitlines()) == 1
-    code = next(arm.code for arm in record.arms if arm.name == "data@base")
-    assert code is not None
-    assert code.directory is not None
-    assert not Path(code.directory).exists()
-    assert Path(code.directory).name == "code"  # it was as deep within as this folder is
+    directory = Path(next(arm.code for arm in record.arms if arm.name == "data@base").directory)
+    assert (directory.exists(), directory.name) == (False, "code")  # it was as deep within as this folder is
 
     again = harness("run", "--resume", str(path))
     assert again.returncode == 2
     assert "a study of two states of the code is not resumed; run harness regress again" in again.stderr
 
 
-def test_a_repository_whose_scenario_names_none_of_its_code(repository: Path) -> None:
+def test_whose_code_is_compared(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository / "code")
+    own = asked(repository / "code")
+    assert is_of_user_code(own, "HEAD", ".")
+    assert is_of_user_code(own, "HEAD", "no-such")  # what that is, is said later
+    assert not is_of_user_code(asked(repository / "code", "plain"), "HEAD", ".")
+    assert not is_of_user_code(own, str(ROOT), ".")
     done = harness("regress", "own.yaml", "--base", "HEAD", "--arm", "plain", cwd=repository / "code")
     assert done.returncode == 2
     assert "has no harness/launch/ or no trainer/: not a state of this project; to compare your own code" in done.stderr
@@ -175,6 +170,7 @@ def test_code_that_fails_at_its_revision_is_named_with_it(repository: Path) -> N
     assert not (repository / "code" / "results").exists()
 
 
+@pytest.mark.nightly
 def test_every_study_of_the_users_own_code_says_its_commit(repository: Path) -> None:
     """It said the harness's own, or none where that is installed."""
     scenario = repository / "code" / "own.yaml"
@@ -188,42 +184,30 @@ def test_every_study_of_the_users_own_code_says_its_commit(repository: Path) -> 
     assert {run.record.environment["git_commit"] for run in StudyFolder(path).runs()} == {commit}
 
 
-def test_whose_code_is_compared(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(repository / "code")
-    own = asked(repository / "code")
-    assert is_of_user_code(own, "HEAD", ".")
-    assert is_of_user_code(own, "HEAD", "no-such")  # what that is, is said later
-    assert not is_of_user_code(asked(repository / "code", "plain"), "HEAD", ".")
-    assert not is_of_user_code(own, str(ROOT), ".")
-
-
-@pytest.mark.parametrize(
-    ("base", "problem"),
-    [
-        ("no-such", "no-such: neither a folder nor a revision of the git repository at "),
-        (".", "--base ., --head .: both are "),
-        ("", "an empty name is neither a folder nor a revision"),
-        ("HEAD~1", "data.source: own_items:make: no module own_items in "),
-    ],
-)
-def test_a_base_that_cannot_be_one(
-    base: str, problem: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = repository / "code" / "own_items.py"
+def test_a_base_that_cannot_be_one(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(repository, "rm", "-q", "--cached", "code/own_items.py")
     git(repository, "commit", "-qm", "without")
     git(repository, "add", "code/own_items.py")
     git(repository, "commit", "-qm", "with")
-    assert code.exists()
     monkeypatch.chdir(repository / "code")
-    with pytest.raises(InputError) as error:
-        at_states(repository / "code", base, tmp_path)
-    assert problem in str(error.value)
+    for base, problem in (
+        ("no-such", "no-such: neither a folder nor a revision of the git repository at "),
+        (".", "--base ., --head .: both are "),
+        ("", "an empty name is neither a folder nor a revision"),
+        ("HEAD~1", "data.source: own_items:make: no module own_items in "),
+    ):
+        with pytest.raises(InputError, match=re.escape(problem)):
+            at_states(repository / "code", base, tmp_path)
+    # A library's code is no state of the repository.
+    scenario = repository / "code" / "own.yaml"
+    scenario.write_text(SCENARIO.replace("own_items:make", "numpy:array"))
+    with pytest.raises(
+        InputError, match=r"^numpy:array \(.*/numpy/\S+: both sides would import the installed package; install it"
+    ):
+        at_states(repository / "code", "HEAD", tmp_path)
 
 
-def test_a_package_that_pip_installed_from_the_repository_is_taken_from_each_state(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_pip_installed_from_the_repository_is_taken_from_each_state(repository, tmp_path, monkeypatch):
     """``pip install -e`` names the present src/ by its path: base ran the head's code."""
     package = repository / "src" / "theirs"
     package.mkdir(parents=True)
@@ -241,13 +225,10 @@ def test_a_package_that_pip_installed_from_the_repository_is_taken_from_each_sta
     plan, records = with_states(asked(repository / "code", "data"), states)
     assert [arm.name for arm in plan.plan.arms] == ["data@base", "data@base+a-a", "data@head"]
     base, head = (records[f"data@{side}"].code for side in (BASE, HEAD))
-    assert isinstance(base, Code)
-    assert isinstance(head, Code)
-    assert base.path == (str(tmp_path / "base" / "src"),)
+    assert (base.path, head.path) == ((str(tmp_path / "base" / "src"),), ())
     assert base.environment()[CODE_PATH] == base.path[0]
-    assert head.path == ()
-    found = [files("data.source", "theirs.items:make", code.places)[0] for code in (base, head)]
-    assert [path.parent for path in found] == [tmp_path / "base" / "src" / "theirs", package]
+    found = [files("data.source", "theirs.items:make", code.places)[0].parent for code in (base, head)]
+    assert found == [tmp_path / "base" / "src" / "theirs", package]
 
     (tmp_path / "two").mkdir()
     older, newer = find_states("HEAD~1", "HEAD", tmp_path / "two")
@@ -261,15 +242,3 @@ def test_a_package_that_pip_installed_from_the_repository_is_taken_from_each_sta
 
     with pytest.raises(InputError, match=rf"theirs.items:make: no such module in .*, so {package}/\S+ would run; give"):
         at_states(repository / "code", "HEAD~1", tmp_path)
-
-
-def test_code_of_a_library_is_no_state_of_the_repository(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scenario = repository / "code" / "own.yaml"
-    scenario.write_text(SCENARIO.replace("own_items:make", "numpy:array"))
-    monkeypatch.chdir(repository / "code")
-    with pytest.raises(
-        InputError, match=r"^numpy:array \(.*/numpy/\S+: both sides would import the installed package; install it"
-    ):
-        at_states(repository / "code", "HEAD", tmp_path)

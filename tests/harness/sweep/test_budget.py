@@ -10,10 +10,11 @@ import pytest
 
 from harness.sweep.budget import Spending, need_of, needs_by_size
 from harness.sweep.load import load_sweep
+from harness.sweep.messages import SweepProgress
 from harness.sweep.model import TrialConfigs
 from harness.sweep.pilot import pilots_of, refuse_too_much
 from harness.sweep.store import Pilot
-from harness.sweep.trials import TrialPlan
+from harness.sweep.trials import Trial, TrialPlan, TrialStage
 from trainer.errors import InputError
 
 SWEEP = """\
@@ -103,3 +104,10 @@ def test_a_pilot_of_a_sweep_of_before_has_its_pass_in_its_start(file: Path) -> N
     plan = TrialPlan(1e-3, 100)
     assert need_of(plan, configs, {plan.kind: Pilot(2.5, 0.01)}, 3).seconds == pytest.approx(3 * (2.5 + 1.0))
     assert need_of(plan, configs, {}).seconds is None
+
+
+@pytest.mark.parametrize(("depths", "left"), [((1,), ", about 70.0 s left"), ((1, 2), "")])
+def test_time_left_follows_from_the_steps_done_where_all_take_as_long(depths: tuple[int, ...], left: str) -> None:
+    stages = [TrialStage("grid", 4, 100, overrides={"model.layers": layers}) for layers in depths]
+    line = SweepProgress(stages, []).line(Trial(0, TrialPlan(1e-3, 100)), 50, 3.25, 10.0)
+    assert line.endswith(f"rate 1.00e-03, step 50 of 100, loss 3.2500 | 10.0 s gone{left}")

@@ -37,7 +37,7 @@ def test_it_is_the_newest_sweep_of_a_folder_or_the_one_that_is_named(tmp_path: P
 @pytest.mark.parametrize(("change", "why"), [
     ({"chosen": None}, "the sweep chose no learning rate; its summary.md says why"),
     ({"status": "interrupted"}, "the sweep is not done (interrupted); complete it: harness sweep --resume"),
-    ({"chosen": {"learning_rate": "high"}}, "no report of a sweep"),
+    ({"chosen": {"learning_rate": "high"}}, "summary.json: chosen.learning_rate: "),
 ])  # fmt: skip
 def test_what_chose_no_rate_is_one_line(tmp_path: Path, change: dict[str, object], why: str) -> None:
     summary = json.loads((GRID / "summary.json").read_text())

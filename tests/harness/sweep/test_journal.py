@@ -68,9 +68,7 @@ def test_what_is_no_journal_is_one_line(tmp_path: Path, content: bytes) -> None:
         TrialJournal(tmp_path)
 
 
-def test_without_optuna_one_line_says_so_before_anything_is_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_optuna_one_line_says_so_before_anything_is_begun(tmp_path, monkeypatch):
     monkeypatch.setattr("harness.sweep.store.find_spec", lambda _name: None)
     with pytest.raises(InputError, match="harness sweep needs the package optuna"):
         begin_sweep(load_sweep("tiniest"), tmp_path / "sweeps", [], "tiniest")

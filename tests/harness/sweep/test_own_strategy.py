@@ -10,70 +10,53 @@ from pydantic import TypeAdapter, ValidationError
 from harness.sweep.load import load_sweep
 from harness.sweep.strategies import OwnStrategy, StrategySettings
 from harness.sweep.trials import TrialPlan
-from tests.commands import harness
+from tests.commands import Done, harness
 from tests.harness.sweep.test_load import SWEEP
 from tests.harness.sweep.test_strategies import curve, run, space
 from trainer.errors import InputError
 
 CODE = """\
 import sys
-
 from harness.sweep.trials import TrialPlan
-
 def upward(space, factor=2.0):
     best = yield space.low
     while (trial := (yield best.plan.learning_rate * factor)).score < best.score:
         best = trial
-
 def planned(space):
     yield TrialPlan(1e-3, 7, 3, overrides={"model.width": 64})
-
 def endless():
     while True:
         yield 1e-3
-
 def no_generator(space):
     return [1e-3]
-
 def no_rate(space):
     yield "1e-3"
-
 def negative(space):
     yield -1e-3
-
 def no_steps(space):
     yield TrialPlan(1e-3, 0)
-
 def unkept(space):
     yield TrialPlan(1e-3, 1, overrides={"model.width": object()})
-
 def fails(space):
     trial = yield 1e-3
     raise KeyError("lost")
-
 def exits(space):
     yield 1e-3
     sys.exit(3)
-
 def exits_first(space):
     sys.exit(3)
-
 def exits_at_close(space):
     try:
         yield 1e-3
     finally:
         sys.exit(3)
-
 def nothing(space):
     return
     yield
-
 def too_large(space):
     yield 1e5
-
 def planned_too_large(space):
     yield TrialPlan(1e5, 7)
-
 no_function = 3
 """
 
@@ -96,57 +79,50 @@ def own(name: str, **settings: object) -> OwnStrategy:
 def test_it_is_asked_as_any_other_and_sent_what_has_ended(code: str) -> None:
     trials = run(own(f"{code}:upward", arguments={"factor": 4.0}), space(), curve(1e-3))
     assert [one.plan for one in trials] == [TrialPlan(1e-4 * 4**power, 100) for power in range(4)]
-
-
-def test_it_may_say_all_of_a_trial(code: str) -> None:
     (trial,) = run(own(f"{code}:planned"), space(), curve(1e-3))
     assert trial.plan == TrialPlan(1e-3, 7, 3, overrides={"model.width": 64})
-
-
-def test_it_has_an_end(code: str) -> None:
     strategy = own(f"{code}:endless", trials=5)
     assert len(run(strategy, space(), curve(1e-3))) == 5
     assert [(one.trials, one.steps, one.exact) for one in strategy.stages(space())] == [(5, 100, False)]
 
 
-@pytest.mark.parametrize(("function", "message"), [
-    ("no_generator", r"returned \[0.001\], no generator"),
-    ("no_function", "has no function no_function"),
-    ("missing", "has no function missing"),
-    ("no_rate", "yielded '1e-3'; allowed: a learning rate from 0.0001 to 0.1"),
-    ("too_large", "yielded 100000.0; allowed: a learning rate from 0.0001 to 0.1"),
-    ("planned_too_large", "yielded TrialPlan.*; allowed: a learning rate from 0.0001 to 0.1"),
-    ("exits", r"called sys.exit\(3\).*; allowed: return"),
-    ("exits_first", r"called sys.exit\(3\)"),
-    ("negative", "yielded -0.001; allowed"),
-    ("no_steps", "yielded TrialPlan.*; allowed"),
-    ("unkept", "yielded TrialPlan.*; allowed"),
-    ("fails", "failed: KeyError"),
-])  # fmt: skip
-def test_what_is_no_strategy_is_refused_in_one_line(code: str, function: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as refused:
-        run(own(f"{code}:{function}"), space(), curve(1e-3))
-    assert str(refused.value).startswith(f"strategy: {code}:{function}")
-    assert "\n" not in str(refused.value)
+REFUSED = {
+    "no_generator": r"returned \[0.001\], no generator",
+    "no_function": "has no function no_function",
+    "missing": "has no function missing",
+    "exits": r"called sys.exit\(3\).*; allowed: return",
+    "exits_first": r"called sys.exit\(3\)",
+    "fails": "failed: KeyError",
+    "no_rate": "yielded '1e-3'; allowed: a learning rate from 0.0001 to 0.1",
+    "too_large": "yielded 100000.0; allowed: a learning rate from 0.0001 to 0.1",
+    "negative": "yielded -0.001; allowed",
+    **dict.fromkeys(("planned_too_large", "no_steps", "unkept"), "yielded TrialPlan.*; allowed"),
+}
 
 
-@pytest.mark.parametrize("name", ["a b:c", "module:", ":function", "a:b:c"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="give MODULE:FUNCTION"):
-        own(name)
+def test_what_is_no_strategy_is_refused_in_one_line(code: str) -> None:
+    for function, message in REFUSED.items():
+        with pytest.raises(InputError, match=rf"^strategy: {code}:{function}.*{message}[^\n]*$"):
+            run(own(f"{code}:{function}"), space(), curve(1e-3))
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    for name in ("a b:c", "module:", ":function", "a:b:c"):
+        with pytest.raises(ValidationError, match="give MODULE:FUNCTION"):
+            own(name)
 
 
 def test_of_the_command(code: str) -> None:
     Path("small.yaml").write_text(SWEEP)
-    done = harness("sweep", "small.yaml", "--plan", "--set", f"strategy={code}:upward", cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr
-    assert "at most 10 trials" in done.stdout
+
+    def plan(strategy: str) -> Done:
+        return harness("sweep", "small.yaml", "--plan", "--set", f"strategy={strategy}", cwd=Path.cwd())
+
+    assert "at most 10 trials" in plan(f"{code}:upward").stdout
     at_first = ("missing", "no_generator", "nothing", "too_large", "exits_first", "exits_at_close")
     for strategy in ("no_such_module:make", *(f"{code}:{function}" for function in at_first)):
-        done = harness("sweep", "small.yaml", "--plan", "--set", f"strategy={strategy}", cwd=Path.cwd())
-        assert done.returncode == 2
+        done = plan(strategy)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert done.stderr.startswith(f"harness: strategy: {strategy}")
-        assert done.stderr.count("\n") == 1
-        assert done.stdout == ""
     with pytest.raises(InputError, match=r"unknown key of own; allowed: name, trials, arguments"):
         load_sweep("small.yaml", [f"strategy={{name: '{code}:upward', rates: 3}}"])

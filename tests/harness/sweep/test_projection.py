@@ -14,17 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.sweep import projection_sentences
 from harness.sweep.findings import SweepFindings, findings
-from harness.sweep.picture import has_picture, rate_over_size, size_figure
-from harness.sweep.power_law import Extrapolation, NoExtrapolation, NoPowerLaw
-from harness.sweep.projection import (
-    DataScalingStrategy,
-    HybridStrategy,
-    ModelScalingStrategy,
-    ModelSize,
-    MupStrategy,
-    model_sizes,
-    projection_of,
-)
+from harness.sweep.picture import has_picture, picture, size_figure
+from harness.sweep.power_law import Extrapolation, NoExtrapolation, NoPowerLaw, Projection
+from harness.sweep.projection import DataScalingStrategy as Data
+from harness.sweep.projection import HybridStrategy, ModelSize, model_sizes, projection_of
+from harness.sweep.projection import ModelScalingStrategy as Models
+from harness.sweep.projection import MupStrategy as Mup
 from harness.sweep.searches import brackets
 from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus
@@ -65,12 +60,11 @@ def answering(size: Callable[[TrialPlan], float], power: float, at_one: float = 
 def body(plan: TrialPlan) -> float:
     """Parameters of the trial's model beside its embeddings."""
     width, layers = plan.overrides["model.width"], plan.overrides["model.layers"]
-    assert isinstance(width, int)
-    assert isinstance(layers, int)
     return layers * (12 * width**2 + 13 * width) + 2 * width
 
 
-def found(of: Any, answer: Callable[[TrialPlan], Trial], where: SearchSpace) -> SweepFindings:
+def found(of: Any, answer: Callable[[TrialPlan], Trial], where: SearchSpace | None = None) -> SweepFindings:
+    where = where or space()
     trials = run(of, where, answer)
     planned = sum(stage.trials for stage in of.stages(where))
     assert len(trials) == planned or (len(trials) < planned and any(one.status == "diverged" for one in trials))
@@ -80,14 +74,21 @@ def found(of: Any, answer: Callable[[TrialPlan], Trial], where: SearchSpace) -> 
     return findings(trials, projection_of(of, where))
 
 
-def test_the_issue_s_sizes_are_the_default() -> None:
-    assert [(one.layers, one.width, one.heads) for one in strategy("model-scaling").sizes] == [
-        (1, 64, 1), (2, 128, 2), (3, 192, 3),
-    ]  # fmt: skip
-    plan = strategy("data-scaling").projects(space())
-    assert [one.steps for one in plan.sizes] == [
-        round(one / STEP_TOKENS) for one in (26_000_000, 52_000_000, 105_000_000)
-    ]
+def projected(*given: Any) -> Projection:
+    """The projection of :func:`found`."""
+    projection = found(*given).projection
+    assert projection is not None
+    return projection
+
+
+def test_the_sizes_that_are_searched_by_default() -> None:
+    sizes = strategy("model-scaling").sizes
+    assert [(one.layers, one.width, one.heads) for one in sizes] == [(1, 64, 1), (2, 128, 2), (3, 192, 3)]
+    plan = model_sizes(space(), sizes)  # parameters without embeddings
+    assert [one.size for one in plan.sizes] == [50_112, 396_800, 1_334_976]
+    assert plan.target == 85_056_000  # GPT-2 124M: 12 x (12 x 768^2 + 13 x 768) + 2 x 768
+    lengths = strategy("data-scaling").projects(space()).sizes
+    assert [one.steps for one in lengths] == [round(one / STEP_TOKENS) for one in (26e6, 52e6, 105e6)]
 
 
 def test_data_scaling_trains_the_steps_that_are_given() -> None:
@@ -102,40 +103,29 @@ def test_data_scaling_trains_the_steps_that_are_given() -> None:
         strategy({"name": "data-scaling", "steps": [1, 2, 3], "tokens": [1, 2, 3]})
 
 
-def test_sizes_are_parameters_without_embeddings() -> None:
-    plan = model_sizes(space(), strategy("model-scaling").sizes)
-    assert [one.size for one in plan.sizes] == [50_112, 396_800, 1_334_976]
-    assert plan.target == 85_056_000  # GPT-2 124M: 12 x (12 x 768^2 + 13 x 768) + 2 x 768
-
-
-@pytest.mark.parametrize("given", [{"name": "model-scaling", "trials": 12}, {"name": "model-scaling", "trials": 16}])
-def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) -> None:
-    one = found(strategy(given), answering(body, -0.2), space())
-    assert one.projection is not None
+def test_model_scaling_predicts_the_large_model_s_rate() -> None:
+    one = found(strategy({"name": "model-scaling", "trials": 12}), answering(body, -0.2))
     prediction = one.projection.prediction
     assert isinstance(prediction, Extrapolation)
     truth = 0.03 * 85_056_000**-0.2
     assert prediction.ci_low < truth < prediction.ci_high
-    assert one.chosen is not None
     assert one.chosen.by == "projection"
     assert one.chosen.learning_rate == pytest.approx(truth, rel=0.3)
     lines = projection_sentences.conclusion(one.projection)
     assert lines[0].startswith("Chosen learning rate: ")
     assert "projected to 85,056,000 parameters" in lines[0]
-    assert lines[0].endswith(projection_sentences.PREDICTED)
     assert "No trial has that size" in projection_sentences.hypothesis(one.projection)
 
 
 def test_data_scaling_predicts_the_long_training_s_rate() -> None:
     where = space(steps=200_000)  # 409.6M tokens
-    of = strategy({"name": "data-scaling", "trials": 12})
-    one = found(of, answering(lambda plan: plan.steps, -0.3, 0.1), where)
-    assert one.projection is not None
-    assert [point.size for point in one.projection.points] == [25_999_360, 52_000_768, 105_000_960]
-    assert one.projection.target == 200_000 * STEP_TOKENS
-    prediction = one.projection.prediction
-    assert isinstance(prediction, Extrapolation)
-    assert prediction.ci_low < 0.1 * 200_000**-0.3 < prediction.ci_high
+    one = projected(
+        strategy({"name": "data-scaling", "trials": 12}), answering(lambda plan: plan.steps, -0.3, 0.1), where
+    )
+    assert [point.size for point in one.points] == [25_999_360, 52_000_768, 105_000_960]
+    assert one.target == 200_000 * STEP_TOKENS
+    assert isinstance(one.prediction, Extrapolation)
+    assert one.prediction.ci_low < 0.1 * 200_000**-0.3 < one.prediction.ci_high
 
 
 def test_hybrid_is_hyperband_at_every_size() -> None:
@@ -151,26 +141,20 @@ def test_hybrid_is_hyperband_at_every_size() -> None:
 
 def test_an_optimum_at_the_bound_is_in_no_line() -> None:
     """The best rate of the smallest size lies above the range: two sizes are left, and nothing is extrapolated."""
-    one = found(strategy("model-scaling"), answering(body, -0.5, 30.0), space())
-    assert one.projection is not None
-    assert isinstance(one.projection.law, NoPowerLaw)
+    one = found(strategy("model-scaling"), answering(body, -0.5, 30.0))
     assert one.chosen is None
+    assert one.projection.law == NoPowerLaw("too-few-sizes", 2, 1)
     line, *_, bound = projection_sentences.conclusion(one.projection)
     assert bound.startswith("**At 1/64/1 the optimum may not be inside the rates that were trained to the end")
-    assert "the best rate may lie above the highest of them." in bound
     assert line.startswith("**Nothing is extrapolated to 85,056,000 parameters")
-    assert one.projection.law == NoPowerLaw("too-few-sizes", 2, 1)
 
 
 def test_an_optimum_without_an_interval_is_in_no_line_and_drawn_as_such() -> None:
     """Hyperband trains too few rates below the second size's optimum to bound it."""
-    one = found(strategy("hybrid"), answering(body, -0.2), space())
-    assert one.projection is not None
-    assert one.projection.law == NoPowerLaw("too-few-sizes", 2, 0, unbounded=1)
-    assert one.projection.prediction is None
+    one = found(strategy("hybrid"), answering(body, -0.2))
     assert one.chosen is None
-    figure = size_figure(one.projection, "hybrid")
-    (axes,) = figure.axes
+    assert (one.projection.law, one.projection.prediction) == (NoPowerLaw("too-few-sizes", 2, 0, unbounded=1), None)
+    (axes,) = size_figure(one.projection, "hybrid").axes
     hollow = [line for line in axes.lines if line.get_marker() == "o" and line.get_fillstyle() == "none"]
     assert [line.get_xdata()[0] for line in hollow] == [one.projection.points[1].size]
     assert sum(line.get_marker() == "o" for line in axes.lines) == 3
@@ -184,12 +168,10 @@ def test_an_optimum_without_an_interval_is_in_no_line_and_drawn_as_such() -> Non
 def test_a_meaningless_line_is_refused(best: dict[int, float], reason: str, words: str) -> None:
     def answer(plan: TrialPlan) -> Trial:
         layers = plan.overrides["model.layers"]
-        assert isinstance(layers, int)
         off = math.log(plan.learning_rate / best[layers])
         return Trial(0, plan, "done", 3 + 0.1 * off**2 + 0.01 * math.sin(1e6 * plan.learning_rate))
 
-    one = found(strategy({"name": "model-scaling", "trials": 8}), answer, space())
-    assert one.projection is not None
+    one = found(strategy({"name": "model-scaling", "trials": 8}), answer)
     assert isinstance(one.projection.prediction, NoExtrapolation)
     assert one.projection.prediction.reason == reason
     assert one.chosen is None
@@ -206,9 +188,7 @@ def test_mup_searches_narrow_models_of_the_same_depth_and_head_width() -> None:
     }  # fmt: skip
     assert {one.plan.steps for one in trials} == {500}
     one = findings(trials, projection_of(of, space()))
-    assert one.chosen is not None
     assert one.chosen.by == "transfer"
-    assert one.projection is not None
     assert one.projection.prediction is None
     lines = projection_sentences.conclusion(one.projection)
     assert re.search(r"the optimum at 256 channels \(95 % interval .*\), for the model of 768 channels", lines[0])
@@ -216,88 +196,58 @@ def test_mup_searches_narrow_models_of_the_same_depth_and_head_width() -> None:
     assert "`model.mup: {base_width: 64, base_heads: 1}`" in projection_sentences.hypothesis(one.projection)
 
 
-def test_an_optimum_that_moves_with_the_width_is_said_in_bold() -> None:
-    def width(plan: TrialPlan) -> float:
-        found = plan.overrides["model.width"]
-        assert isinstance(found, int)
-        return found
-
-    of = strategy({"name": "mup", "widths": [64, 128, 256], "trials": 10})
-    one = found(of, answering(width, -1.0, 0.6), space())
-    assert one.projection is not None
-    assert projection_sentences.conclusion(one.projection)[-1].startswith("**That interval excludes 0")
+def width(plan: TrialPlan) -> float:
+    return plan.overrides["model.width"]
 
 
-def test_one_width_tests_nothing_and_says_so() -> None:
-    one = found(strategy("mup"), answering(lambda _: 1, 0, 3e-3), space())
-    assert one.projection is not None
-    assert projection_sentences.conclusion(one.projection)[-1].startswith("One width was searched")
-
-
-def test_two_widths_test_nothing_and_say_so() -> None:
-    one = found(strategy({"name": "mup", "widths": [64, 128]}), answering(lambda _: 1, 0, 3e-3), space())
-    assert one.projection is not None
-    assert projection_sentences.conclusion(one.projection)[-1] == (
-        "2 sizes have an optimum with an interval inside the tried rates (of 2), and a test needs 3, so it was not "
-        "tested if the best rate depends on the width."
-    )
+@pytest.mark.parametrize(("widths", "power", "at_one", "said"), [
+    ([64, 128, 256], -1.0, 0.6, "**That interval excludes 0"),
+    ([64], 0, 3e-3, "One width was searched"),
+    ([64, 128], 0, 3e-3, "2 sizes have an optimum with an interval inside the tried rates (of 2), and a test needs 3"),
+])  # fmt: skip
+def test_what_widths_show_of_the_hypothesis(widths: list[int], power: float, at_one: float, said: str) -> None:
+    one = projected(strategy({"name": "mup", "widths": widths}), answering(width, power, at_one))
+    assert projection_sentences.conclusion(one)[-1].startswith(said)
 
 
 def test_a_fit_beyond_rates_that_are_already_worse_points_nowhere() -> None:
     """The minimum of the fit lies above the highest rate, and so does not enter the line; the lowest loss is inside."""
     trials = fitted_above_what_is_worse(group="width 64", overrides={})
     projection = findings(trials, projection_of(strategy("mup"), space())).projection
-    assert projection is not None
     assert projection.largest is None
-    lines = projection_sentences.conclusion(projection)
-    assert (
-        lines[0]
-        == "**Nothing is transferred: at no width do the trials show an optimum inside the rates that were tried.**"
-    )
-    assert lines[1] == (
-        "At width 64 the minimum of the fit lies above the highest rate that was trained, where the loss is already "
-        "higher: the best rate is unknown."
-    )
-    assert len(lines) == 2
+    first, second = projection_sentences.conclusion(projection)
+    assert first.startswith("**Nothing is transferred: at no width")
+    assert second.startswith("At width 64 the minimum of the fit lies above the highest rate that was trained, where")
 
 
 def test_no_trial_has_ended_yet() -> None:
     for given in ("model-scaling", "data-scaling", "hybrid", "mup"):
         one = findings([], projection_of(strategy(given), space()))
-        assert one.chosen is None
-        assert one.curves == ()
+        assert (one.chosen, one.curves) == (None, ())
+    with pytest.raises(InputError, match="one seed"):
+        HybridStrategy(name="hybrid").stages(replace(space(), seeds=(0, 1)))
+
+
+HEADS = [ModelSize(layers=1, width=64, heads=3), *Models(name="model-scaling").sizes[1:]]
 
 
 @pytest.mark.parametrize(("of", "model", "message"), [
-    (ModelScalingStrategy(name="model-scaling"), {"config": {"model_type": "gpt2"}}, "give model.preset"),
-    (MupStrategy(name="mup"), {"preset": "distilbert"}, r"strategy.widths\[0\]: .*not for the family distilbert"),
-    (MupStrategy(name="mup", widths=[96]), GPT2, "96 is not a multiple of the width of the model's heads"),
-    (MupStrategy(name="mup", widths=[64, 64]), GPT2, "two sizes are equal .width 64"),
-    (DataScalingStrategy(name="data-scaling", tokens=[1, 2, 3]), GPT2, "two sizes are equal .2,048 tokens"),
-    (ModelScalingStrategy(name="model-scaling", sizes=[ModelSize(layers=1, width=64, heads=3),
-     *ModelScalingStrategy(name="model-scaling").sizes[1:]]), GPT2,
-     r"strategy.sizes\[0\]: model.width: 64 is not a multiple of model.heads"),
+    (Models(name="model-scaling"), {"config": {"model_type": "gpt2"}}, "give model.preset"),
+    (Models(name="model-scaling", sizes=HEADS), GPT2, r"strategy.sizes\[0\]: model.width: 64 is not a mul"),
+    (Mup(name="mup"), {"preset": "distilbert"}, r"strategy.widths\[0\]: .*not for the family distilbert"),
+    (Mup(name="mup", widths=[96]), GPT2, "96 is not a multiple of the width of the model's heads"),
+    (Mup(name="mup", widths=[64, 64]), GPT2, "two sizes are equal .width 64"),
+    (Data(name="data-scaling", tokens=[1, 2, 3]), GPT2, "two sizes are equal .2,048 tokens"),
 ])  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(of: Any, model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         of.stages(space(model))
 
 
-def test_hybrid_takes_one_seed() -> None:
-    where = SearchSpace(1e-4, 1e-1, (0, 1), 0, TrainerConfig(), lambda _: 10, 1)
-    with pytest.raises(InputError, match="one seed"):
-        HybridStrategy(name="hybrid").stages(where)
-
-
 @pytest.mark.usefixtures("pictures")
 def test_the_line_is_drawn_where_there_is_one() -> None:
-    one = found(strategy("model-scaling"), answering(body, -0.2), space()).projection
-    none = found(strategy("mup"), answering(lambda _: 1, 0, 3e-3), space()).projection
-    assert one is not None
-    assert none is not None
-    drawing = rate_over_size(one, "projected")
-    assert drawing is not None
+    one = projected(strategy("model-scaling"), answering(body, -0.2))
+    none = projected(strategy("mup"), answering(lambda _: 1, 0, 3e-3))
+    drawing = picture(size_figure, one, "projected")
     assert drawing.png.startswith(b"\x89PNG")
-    assert has_picture(one)
-    assert rate_over_size(none, "one width") is None
-    assert not has_picture(none)
+    assert (has_picture(one), has_picture(none)) == (True, False)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,18 +17,17 @@ from harness.sweep import report, sentences
 from harness.sweep.findings import RateCurve, findings
 from harness.sweep.fit import NoOptimum
 from harness.sweep.load import load_sweep
-from harness.sweep.picture import loss_over_rate, training_figure
+from harness.sweep.picture import loss_figure, picture, training_figure
 from harness.sweep.searches import grid
 from harness.sweep.store import SweepFolder, SweepRecord, Taken, TrialJournal
-from harness.sweep.trials import Trial, TrialPlan
+from harness.sweep.trials import Trial, TrialPlan, TrialStatus
 from tests.conftest import PICTURE
 from trainer.errors import InputError
 
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "loss_over_rate", lambda *_: PICTURE)
-    monkeypatch.setattr(report, "training_loss_over_rate", lambda *_: PICTURE)
+    monkeypatch.setattr(report, "picture", lambda *_: PICTURE)
 
 
 def plan(rate: float, **more: object) -> TrialPlan:
@@ -86,296 +85,210 @@ def test_an_optimum_inside_the_range(tmp_path: Path) -> None:
     low, high = float(found[2]), float(found[3])
     assert low < 8e-3 < high
     assert low <= float(found[1]) <= high
-    assert "**The optimum may not be inside" not in page
     assert "For that training nothing is transferred" in page
     assert "10 trials: 10 done." in page
     content = json.loads((tmp_path / "summary.json").read_text())
-    assert content["chosen"]["by"] == "fit"
-    assert len(content["trials"]) == 10
+    assert (content["chosen"]["by"], content["chosen"]["at_edge"], len(content["trials"])) == ("fit", None, 10)
     assert content["spent"] == {"seconds": 300.0, "tokens": 10 * 849 * 2048, "usd": None}
 
 
-@pytest.mark.parametrize(
-    ("optimum", "words"),
-    [
-        (1e-6, "the loss is lowest at 1.00e-04, the lower bound of the search range. The best rate may lie below it. "
-         "Search again with another learning_rate.low."),
-        (3.0, "the loss is lowest at 1.00e-01, the upper bound of the search range. The best rate may lie above it. "
-         "Search again with another learning_rate.high."),
-    ],
-)  # fmt: skip
-def test_a_bound_that_was_hit_is_said_in_bold(tmp_path: Path, optimum: float, words: str) -> None:
-    lines, page = written(tmp_path, [done(rate, optimum) for rate in grid(1e-4, 1e-1, 10)])
-    assert f"- **The optimum may not be inside the rates of the trials of 849 steps: {words}**" in page
-    assert "the best within the rates of the trials of 849 steps" in lines[0]
-    assert "minimum" not in lines[0]
+GRID = grid(1e-4, 1e-1, 10)
+NOT_INSIDE = "The optimum may not be inside"
+UP_TO_A_SEED = {1e-3: (3.6, 3.6), 2e-3: (3.35, 3.36), 4e-3: (3.2, 3.21), 8e-3: (3.1, 3.11), 1.6e-2: (2.9, None)}
+LUCKY_SEED = {1e-3: (3.0, 3.1), 1e-2: (4.0, 2.9), 1e-1: (5.0, 5.1)}
+LOWEST_DIVERGED = {1e-3: (None, 3.2), 2e-3: (3.0, 3.0), 4e-3: (2.9, 2.9), 8e-3: (3.1, 3.1), 1.6e-2: (3.2, 3.2)}
+ONE_SEED = {1e-3: (3.6,), 2e-3: (3.35,), 4e-3: (3.2,), 8e-3: (3.1,), 1.6e-2: (2.9,)}
+PROBE = Trial(0, plan(1e-4, steps=85, group="doubling", role="probe"), "done", 4.0, 4.0, 85)
+TWO_SEEDS = ["seeds=[0, 1]"]
 
 
-def test_a_bound_of_the_tried_rates_is_not_called_that_of_the_search(tmp_path: Path) -> None:
-    _, page = written(tmp_path, [done(rate, 3.0) for rate in grid(1e-3, 1e-2, 6)])
-    assert "the loss is lowest at 1.00e-02, the highest rate of the trials of 849 steps." in page
+def ended(status: TrialStatus, *rates: float, steps: int = 849) -> list[Trial]:
+    """Trials without a loss."""
+    return [Trial(0, plan(rate, steps=steps), status, steps=min(steps, 300)) for rate in rates]
 
 
-@pytest.mark.parametrize(
-    ("losses", "bounded"),
-    [((2.999, 3.0, 3.001, 3.03, 3.1, 3.2, 3.4), True), ((2.999, 3.001, 3.0, 3.023, 3.09, 3.2, 3.4), False)],
-)
-def test_where_noise_made_a_bound_the_lowest_the_other_side_is_said(
-    tmp_path: Path, losses: Sequence[float], bounded: bool
-) -> None:
-    """Of a flat curve: the interval holds lower rates as well, or has no lower end."""
-    trials = [Trial(0, plan(1e-1 / 2**n), "done", loss, loss, 849) for n, loss in enumerate(losses)]
-    lines, _ = written(tmp_path, trials)
-    low = json.loads((tmp_path / "summary.json").read_text())["chosen"]["ci_low"]
-    assert (low is not None) == bounded
-    end = f"reaches down to {low:.2e}" if bounded else "has no end there either"
-    interval = f" (95 % interval from {low:.2e}, no upper end)" if bounded else ""
-    assert lines[0].endswith(f"the best within the rates of the trials of 849 steps{interval}.")
-    assert f"The best rate may lie above it, or below: the 95 % interval {end}. Search again" in lines[1]
+def lossy(losses: Sequence[float], factor: float, first: float) -> list[Trial]:
+    return [Trial(0, plan(first * factor**n), "done", loss, loss, 849) for n, loss in enumerate(losses)]
 
 
-def test_a_rate_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
-    trials = [done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8)]
-    _, page = written(tmp_path, [*trials, Trial(0, plan(1e-1), "diverged", steps=3)])
-    assert "**The optimum may not be inside" not in page
-    assert "The lowest rate that diverged is 1.00e-01." in page
-    assert "8 done and 1 diverged" in page
+@dataclass
+class Case:
+    """Trials of a sweep, and what its report has to say of them."""
+
+    trials: list[Trial]
+    first: str = ""  # what is in the first line
+    last: str = ""  # in the last one
+    page: Sequence[str] = ()  # on the page
+    absent: Sequence[str] = ()  # not on it
+    sets: Sequence[str] = ()
+    status: str = "done"
+    bold: Sequence[str] | None = None  # losses in bold in the table of trials
 
 
-def test_trials_behind_are_in_no_fit_and_said(tmp_path: Path) -> None:
-    trials = [done(rate, 8e-3) for rate in grid(2e-3, 4e-2, 7)]
-    behind = [Trial(0, plan(rate), "behind", steps=300) for rate in (1e-4, 9e-2)]
-    _, page = written(tmp_path, [*trials, *behind])
-    assert "2 trials ended early, because they were behind the others" in page
-    assert "**The optimum may not be inside" not in page
+CASES = {
+    "at the lower bound": Case(
+        [done(rate, 1e-6) for rate in GRID], "the best within the rates of the trials of 849 steps",
+        page=["the loss is lowest at 1.00e-04, the lower bound of the search range. The best rate may lie below it. "
+              "Search again with another learning_rate.low.**"],
+        absent=["minimum"],
+    ),
+    "at the upper bound": Case(
+        [done(rate, 3.0) for rate in GRID], "the best within the rates",
+        page=[f"- **{NOT_INSIDE}", "the upper bound of the search range", "another learning_rate.high.**"],
+    ),
+    "at a bound of the tried rates, which is not that of the search": Case(
+        [done(rate, 3.0) for rate in grid(1e-3, 1e-2, 6)],
+        page=["the loss is lowest at 1.00e-02, the highest rate of the trials of 849 steps."],
+    ),
+    "a flat curve, whose interval has a lower end": Case(
+        lossy((2.999, 3.0, 3.001, 3.03, 3.1, 3.2, 3.4), 0.5, 1e-1), " (95 % interval from ",
+        page=[", or below: the 95 % interval reaches down to "],
+    ),
+    "a flat curve, whose interval has none": Case(
+        lossy((2.999, 3.001, 3.0, 3.023, 3.09, 3.2, 3.4), 0.5, 1e-1), "of the trials of 849 steps.",
+        page=[", or below: the 95 % interval has no end there either"],
+    ),
+    "the losses are all the same": Case(
+        lossy([5.5] * 6, 4.0, 1e-4), "the losses around the lowest one are all the same", absent=["loss is lowest at"]
+    ),
+    "the fit's minimum lies where rates are worse": Case(
+        fitted_above_what_is_worse(),
+        "8.00e-03, that of the trial with the lowest loss; the best rate is unknown: a quadratic through 4 trials has "
+        "its minimum above the highest rate, where the loss is already higher.", absent=["may lie above"],
+    ),
+    "too few trials": Case(
+        [done(rate, 8e-3) for rate in (1e-3, 8e-3, 5e-2)],
+        "8.00e-03, that of the trial with the lowest loss; no optimum is fitted: 3 learning rates finished, a fit "
+        "needs 4.", absent=["95 % interval"],
+    ),
+    "a rate that diverged bounds the optimum": Case(
+        [*(done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8)), *ended("diverged", 1e-1)],
+        page=["The lowest rate that diverged is 1.00e-01.", "8 done and 1 diverged"], absent=[NOT_INSIDE],
+    ),
+    "a shorter trial that diverged, as of Hyperband, does too": Case(
+        [*ended("diverged", 9e-2, steps=20), *(done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8))],
+        page=["The lowest rate that diverged is 9.00e-02."], absent=[NOT_INSIDE],
+    ),
+    "trials behind are in no fit": Case(
+        [*(done(rate, 8e-3) for rate in grid(2e-3, 4e-2, 7)), *ended("behind", 1e-4, 9e-2)],
+        page=["2 trials ended early, because they were behind the others"], absent=[NOT_INSIDE],
+    ),
+    "every trial diverged": Case(
+        ended("diverged", 1.0, 10.0),
+        "Every trial diverged (2 trials, the lowest rate 1.00e+00): no learning rate is chosen. Search below that",
+        page=["- **Every trial", "## Transfer\n\nNo rate is chosen, so nothing is transferred."],
+        absent=["<picture>", "Chosen"], status="diverged",
+    ),
+    "probes that trained are not counted among what diverged": Case(
+        [PROBE, *ended("diverged", 2e-4, 4e-4)], "Every trial diverged (2 trials, the lowest rate 2.00e-04)",
+        status="diverged",
+    ),
+    "a part of a sweep that diverged is not all of it": Case(
+        ended("diverged", 1e-1), "The sweep was interrupted before its last trial.", absent=["Every trial"],
+        status="interrupted",
+    ),
+    "killed, with a trial in flight": Case(
+        [done(1e-3, 8e-3), Trial(0, plan(2e-3))],
+        page=["has not ended, or its process was killed.** Trial 1 is incomplete and resumes"], status="running",
+    ),
+    "nothing ended": Case([], "The sweep was interrupted", absent=["Chosen"], status="interrupted"),
+    "shorter trials carry a hypothesis": Case(
+        [done(rate, 8e-3, steps=212) for rate in GRID], sets=["strategy=early-stopping"],
+        page=["Transfer hypothesis: the best rate of the full training of 849 steps is the same. The trials had 25 % "
+              "of", "the effect of another seed is not in the interval"],
+    ),
+    "short trials and probes are on no curve": Case(
+        [PROBE, Trial(0, replace(PROBE.plan, learning_rate=9e-2), "diverged", steps=20),
+         *(done(rate, 1e-4, steps=2) for rate in GRID), *(done(rate, 8e-3) for rate in grid(1e-3, 5e-2, 6))],
+        page=["Of 6 trials of 849 steps", "The lowest rate that diverged is 9.00e-02."],
+    ),
+    "of several seeds the mean chooses, not a lucky one": Case(
+        seeded(LUCKY_SEED), "1.00e-03, the best within the rates",
+        "one at 1.00e-02 has the lowest loss on held-out data: 2.9000", sets=["learning_rate.low=1.0e-3", *TWO_SEEDS],
+        page=["the loss is lowest at 1.00e-03, the lower bound of the search range"], bold=["3.0000"],
+    ),
+    "a rate of which a seed diverged is not chosen": Case(
+        seeded(UP_TO_A_SEED),
+        "8.00e-03, the highest below one that diverged: a quadratic in the logarithm of the rate through 8 trials has "
+        "its minimum there or above, where training diverges (",
+        "The lowest rate that diverged is 1.60e-02 (1 of 2 seeds). The best rate that trained is the highest below it: "
+        "divergence limits the range above. Excluded from fits and choice: 1 trial at or above it that finished.",
+        page=["one at 8.00e-03 has the lowest loss on held-out data: 3.1000", "| diverged (1 of 2 seeds) |",
+              "| done, rate diverged (1 of 2 seeds) |"],
+        absent=["may lie above"], sets=TWO_SEEDS,
+    ),
+    "a higher rate trained than one that diverged": Case(
+        [*ended("diverged", 1.2e-2, steps=85), *seeded(ONE_SEED)], "the highest below one that diverged",
+        "A rate above it finished, too, so it is unknown if divergence limits the range. Excluded from fits and "
+        "choice: 1 trial at or above it that finished.",
+        page=["Of 4 trials of 849 steps below the lowest rate that diverged one at 8.00e-03 has the lowest loss"],
+        absent=["where training diverges"],
+    ),
+    "a rate above one that diverges is not chosen": Case(
+        seeded({1e-3: (3.2,), 2e-3: (3.0,), 4e-3: (3.1,), 8e-3: (None,), 1.6e-2: (2.5,)}),
+        "2.00e-03, that of the trial with the lowest loss; no optimum is fitted: 3 learning rates below the lowest "
+        "that diverged finished, a fit needs 4",
+        "The lowest rate that diverged is 8.00e-03. Excluded from fits and choice: 1 trial", bold=["3.0000"],
+    ),
+    "the lowest rate diverged": Case(
+        seeded(LOWEST_DIVERGED),
+        "A learning rate of 1.00e-03 diverged (1 of 2 seeds), and no lower one finished: no learning rate is chosen "
+        "(9 trials at or above it finished). Search below it (learning_rate.low)", sets=TWO_SEEDS, bold=[],
+        absent=["Chosen"],
+    ),
+    "the lowest rate of a size diverged": Case(
+        [
+            replace(one, status="diverged", loss=None) if one.plan.learning_rate == GRID[0] and steps == 106 else one
+            for steps in (106, 212, 425)
+            for one in (done(rate, 8e-3, steps=steps, group=f"{steps * 2048:,} tokens") for rate in GRID)
+        ],
+        "Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum with an interval",
+        "At 217,088 tokens a learning rate of 1.00e-04 diverged, and no lower one finished: it has no best rate (9 "
+        "trials at or above it finished).", sets=["strategy={name: data-scaling, tokens: [217000, 435000, 870000]}"],
+        page=["| 217,088 tokens | 106 | 0 | – | 0 learning rates below the lowest that diverged finished"], bold=[],
+    ),
+    "only a trial with all steps is bold, not a lower loss of a rung of Hyperband": Case(
+        [*(Trial(0, plan(rate, steps=283), "done", 2.9, 2.9, 283) for rate in (1e-3, 2e-3, 3e-3)),
+         *lossy((3.2, 3.1), 2.0, 1e-3)], sets=["strategy={name: hyperband, R: 849}"], bold=["3.1000"],
+    ),
+    "no trial has all steps": Case(
+        [Trial(0, plan(1e-3, steps=283), "done", 2.9, 2.9, 283)], sets=["strategy={name: hyperband, R: 849}"],
+        status="interrupted", bold=[],
+    ),
+}  # fmt: skip
 
 
-def test_too_few_trials_have_no_optimum(tmp_path: Path) -> None:
-    lines, page = written(tmp_path, [done(rate, 8e-3) for rate in (1e-3, 8e-3, 5e-2)])
-    assert lines[0] == (
-        "Chosen learning rate: 8.00e-03, that of the trial with the lowest loss; no optimum is fitted: 3 learning "
-        "rates finished, a fit needs 4."
-    )
-    assert "95 % interval" not in page
-
-
-def test_every_trial_diverged(tmp_path: Path) -> None:
-    trials = [Trial(0, plan(rate), "diverged", steps=2) for rate in (1.0, 10.0)]
-    lines, page = written(tmp_path, trials, status="diverged")
-    assert lines == [
-        "Every trial diverged (2 trials, the lowest rate 1.00e+00): no learning rate is chosen. Search below that "
-        "(learning_rate.low), or look at data, precision and clipping."
-    ]
-    assert f"- **{lines[0]}**" in page
-    assert "<picture>" not in page
-    assert "## Transfer\n\nNo rate is chosen, so nothing is transferred." in page
-
-
-def test_a_sweep_that_was_killed_says_so_and_what_is_in_flight(tmp_path: Path) -> None:
-    trials = [done(1e-3, 8e-3), Trial(0, plan(2e-3))]
-    lines, _ = written(tmp_path, trials, status="running")
-    assert (
-        "The sweep has not ended, or its process was killed. Trial 1 is incomplete and resumes with the sweep."
-    ) in lines
-
-
-def test_nothing_ended(tmp_path: Path) -> None:
-    lines, page = written(tmp_path, [], status="interrupted")
-    assert lines == ["The sweep was interrupted before its last trial."]
-    assert "Chosen" not in page
-
-
-def test_shorter_trials_carry_a_hypothesis(tmp_path: Path) -> None:
-    trials = [done(rate, 8e-3, steps=212) for rate in grid(1e-4, 1e-1, 10)]
-    _, page = written(tmp_path, trials, ["strategy=early-stopping"])
-    assert (
-        "Transfer hypothesis: the best rate of the full training of 849 steps is the same. The trials had 25 % of"
-        in page
-    )
-    assert "the effect of another seed is not in the interval" in page
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_report_says_of_its_trials(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    lines, page = written(tmp_path, case.trials, case.sets, status=case.status)
+    assert case.first in lines[0]
+    assert case.last in lines[-1]
+    assert [text for text in case.page if text not in page] == []
+    assert [text for text in case.absent if text in page] == []
+    if case.bold is not None:
+        assert re.findall(r"\| \*\*(.*?)\*\* \|", page) == case.bold
+    chosen = json.loads((tmp_path / "summary.json").read_text())["chosen"]
+    assert (chosen is not None) == ("Chosen learning rate" in page)
 
 
 def test_money_and_budgets_are_in_the_table_of_what_was_spent(tmp_path: Path) -> None:
     sets = ["price_usd_per_hour=1.5", "budget={usd: 20, hours: 6}"]
     trials = [replace(done(rate, 8e-3), hellaswag=0.2512) for rate in grid(1e-4, 1e-1, 8)]
     _, page = written(tmp_path, trials, sets, price_usd_per_hour=1.5)
-    assert "| 0.2512 |" in page
-    assert "share of questions answered right by the likelihood of an ending" in page
-    assert "| USD | 0.10 | 20.00 |" in page  # 8 x 30 s at 1.50 USD an hour
-    assert "| time | 4.00 min | 6.00 h |" in page
-    assert "| 0.0125 |" in page
-
-
-def test_short_trials_and_probes_are_on_no_curve(tmp_path: Path) -> None:
-    probes = [
-        Trial(0, plan(1e-4, steps=85, group="doubling", role="probe"), "done", 0.1, 0.1, 85),
-        Trial(0, plan(9e-2, steps=85, group="doubling", role="probe"), "diverged", steps=20),
-    ]
-    short = [done(rate, 1e-4, steps=2) for rate in grid(1e-4, 1e-1, 10)]
-    _, page = written(tmp_path, [*probes, *short, *(done(rate, 8e-3) for rate in grid(1e-3, 5e-2, 6))])
-    assert "Of 6 trials of 849 steps" in page
-    assert "The lowest rate that diverged is 9.00e-02." in page
-
-
-def test_probes_that_trained_are_not_counted_among_what_diverged(tmp_path: Path) -> None:
-    probe = Trial(0, plan(1e-4, steps=85, group="doubling", role="probe"), "done", 4.0, 4.0, 85)
-    full = [Trial(0, plan(rate), "diverged", steps=200) for rate in (2e-4, 4e-4)]
-    lines, _ = written(tmp_path, [probe, *full], status="diverged")
-    assert lines[0].startswith("Every trial diverged (2 trials, the lowest rate 2.00e-04)")
-
-
-def test_a_part_of_a_sweep_that_diverged_is_not_called_all_of_it(tmp_path: Path) -> None:
-    lines, _ = written(tmp_path, [Trial(0, plan(1e-1), "diverged", steps=2)], status="interrupted")
-    assert lines == ["The sweep was interrupted before its last trial."]
-
-
-def test_losses_that_are_all_the_same_hit_no_bound(tmp_path: Path) -> None:
-    trials = [Trial(0, plan(rate), "done", 5.5, 5.5, 849) for rate in grid(1e-4, 1e-1, 6)]
-    lines, page = written(tmp_path, trials)
-    assert "the losses around the lowest one are all the same" in lines[0]
-    assert "loss is lowest at" not in page
-
-
-def test_a_shorter_trial_that_diverged_bounds_the_optimum(tmp_path: Path) -> None:
-    """As of Hyperband, whose highest rates have a few steps only."""
-    short = Trial(0, plan(9e-2, steps=20), "diverged", steps=20)
-    _, page = written(tmp_path, [short, *(done(rate, 8e-2) for rate in grid(1e-3, 5e-2, 8))])
-    assert "The optimum may not be inside" not in page
-    assert "The lowest rate that diverged is 9.00e-02." in page
-
-
-def test_of_several_seeds_the_mean_chooses(tmp_path: Path) -> None:
-    """One lucky seed of another rate is not what is chosen, nor said to be."""
-    losses = {1e-3: (3.0, 3.1), 1e-2: (4.0, 2.9), 1e-1: (5.0, 5.1)}
-    trials = [
-        Trial(0, plan(rate, seed=seed), "done", loss, loss, 849)
-        for rate, pair in losses.items()
-        for seed, loss in enumerate(pair)
-    ]
-    lines, _ = written(tmp_path, trials, ["learning_rate.low=1.0e-3", "seeds=[0, 1]"])
-    assert lines[0].startswith("Chosen learning rate: 1.00e-03, the best within the rates")
-    assert "the loss is lowest at 1.00e-03, the lower bound of the search range" in lines[1]
-    assert "one at 1.00e-02 has the lowest loss on held-out data: 2.9000" in lines[2]
-
-
-UP_TO_A_SEED = {1e-3: (3.6, 3.6), 2e-3: (3.35, 3.36), 4e-3: (3.2, 3.21), 8e-3: (3.1, 3.11), 1.6e-2: (2.9, None)}
-
-
-def test_a_rate_of_which_a_seed_diverged_is_not_chosen(tmp_path: Path) -> None:
-    """The seed that came to its end has the lowest loss of all."""
-    lines, page = written(tmp_path, seeded(UP_TO_A_SEED), ["seeds=[0, 1]"])
-    chosen = json.loads((tmp_path / "summary.json").read_text())["chosen"]
-    assert chosen["learning_rate"] <= 8e-3
-    assert chosen["ci_high"] <= 1.6e-2
-    assert "one at 8.00e-03 has the lowest loss on held-out data: 3.1000" in lines[1]
-    assert "| done, rate diverged (1 of 2 seeds) |" in page
-    assert "| diverged (1 of 2 seeds) |" in page
-    assert page.count("of 2 seeds) |") == 2
-    assert page.count("| done |") == 8
+    # 8 x 30 s at 1.50 USD an hour
+    rows = ("| 0.2512 |", "share of questions answered right", "| USD | 0.10 | 20.00 |", "| time | 4.00 min | 6.00 h |")
+    assert [text for text in (*rows, "| 0.0125 |") if text not in page] == []
 
 
 @pytest.mark.usefixtures("pictures")
 def test_trials_of_a_rate_that_diverged_are_drawn_and_in_no_line() -> None:
     (curve,) = findings(seeded(UP_TO_A_SEED)).curves
     assert curve.above == ((1.6e-2, 2.9),)
-    whole = loss_over_rate([curve], "seeds").png
-    assert whole.startswith(b"\x89PNG")
-    assert whole != loss_over_rate([replace(curve, above=())], "seeds").png
-
-
-def test_where_a_higher_rate_trained_than_one_that_diverged_nothing_is_said_to_close_the_range(tmp_path: Path) -> None:
-    """A short trial diverged, with fewer steps of warm-up; a full one at a higher rate has the lowest loss of all."""
-    losses = {1e-3: (3.6,), 2e-3: (3.35,), 4e-3: (3.2,), 8e-3: (3.1,), 1.6e-2: (2.9,)}
-    short = Trial(0, plan(1.2e-2, steps=85), "diverged", None, None, 85)
-    lines, page = written(tmp_path, [short, *seeded(losses)])
-    assert "where training diverges" not in page
-    assert (
-        "Of 4 trials of 849 steps below the lowest rate that diverged one at 8.00e-03 has the lowest loss" in lines[1]
-    )
-    assert lines[-1] == (
-        "The lowest rate that diverged is 1.20e-02. The best rate below it is the highest one there. A rate above it "
-        "finished, too, so it is unknown if divergence limits the range. Excluded from fits and choice: 1 trial at or "
-        "above it that finished."
-    )
-
-
-def test_above_the_best_rate_divergence_closes_the_range(tmp_path: Path) -> None:
-    lines, page = written(tmp_path, seeded(UP_TO_A_SEED), ["seeds=[0, 1]"])
-    assert "may lie above" not in page
-    assert lines[0].startswith(
-        "Chosen learning rate: 8.00e-03, the highest below one that diverged: a quadratic in the logarithm of the rate "
-        "through 8 trials has its minimum there or above, where training diverges ("
-    )
-    assert lines[-1] == (
-        "The lowest rate that diverged is 1.60e-02 (1 of 2 seeds). The best rate that trained is the highest below it: "
-        "divergence limits the range above. Excluded from fits and choice: 1 trial at or above it that finished."
-    )
-
-
-def test_a_rate_above_one_that_diverges_is_not_chosen(tmp_path: Path) -> None:
-    trials = seeded({1e-3: (3.2,), 2e-3: (3.0,), 4e-3: (3.1,), 8e-3: (None,), 1.6e-2: (2.5,)})
-    lines, page = written(tmp_path, trials)
-    assert lines[0].startswith("Chosen learning rate: 2.00e-03, that of the trial with the lowest loss")
-    assert "3 learning rates below the lowest that diverged finished, a fit needs 4" in lines[0]
-    assert lines[-1] == (
-        "The lowest rate that diverged is 8.00e-03. Excluded from fits and choice: 1 trial at or above it that "
-        "finished."
-    )
-    assert "| **3.0000** |" in page
-
-
-def test_where_the_lowest_rate_diverged_nothing_is_chosen_and_the_search_goes_below_it(tmp_path: Path) -> None:
-    trials = seeded({1e-3: (None, 3.2), 2e-3: (3.0, 3.0), 4e-3: (2.9, 2.9), 8e-3: (3.1, 3.1), 1.6e-2: (3.2, 3.2)})
-    lines, page = written(tmp_path, trials, ["seeds=[0, 1]"])
-    assert lines == [
-        "A learning rate of 1.00e-03 diverged (1 of 2 seeds), and no lower one finished: no learning rate is "
-        "chosen (9 trials at or above it finished). Search below it (learning_rate.low), or look at data, "
-        "precision and clipping."
-    ]
-    assert "**3." not in page
-    assert json.loads((tmp_path / "summary.json").read_text())["chosen"] is None
-
-
-def test_a_size_whose_lowest_rate_diverged_is_named(tmp_path: Path) -> None:
-    trials = [
-        replace(one, status="diverged", loss=None) if one.plan.learning_rate == 1e-4 and steps == 106 else one
-        for steps in (106, 212, 425)
-        for one in (done(rate, 8e-3, steps=steps, group=f"{steps * 2048:,} tokens") for rate in grid(1e-4, 1e-1, 8))
-    ]
-    lines, page = written(tmp_path, trials, ["strategy={name: data-scaling, tokens: [217000, 435000, 870000]}"])
-    assert lines[0].startswith("Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum with an interval")
-    assert lines[-1] == (
-        "At 217,088 tokens a learning rate of 1.00e-04 diverged, and no lower one finished: it has no best rate "
-        "(7 trials at or above it finished). Search below it (learning_rate.low), or look at data, precision "
-        "and clipping."
-    )
-    assert "| 217,088 tokens | 106 | 0 | – | 0 learning rates below the lowest that diverged finished" in page
-    assert "| **" not in page  # the chosen rate would be that of no trial
-
-
-def test_a_fit_beyond_rates_that_are_already_worse_points_nowhere(tmp_path: Path) -> None:
-    lines, page = written(tmp_path, fitted_above_what_is_worse())
-    assert "may lie above" not in page
-    assert lines[0] == (
-        "Chosen learning rate: 8.00e-03, that of the trial with the lowest loss; the best rate is unknown: "
-        "a quadratic through 4 trials has its minimum above the highest rate, where the loss is already higher."
-    )
-
-
-def test_only_a_trial_with_all_steps_is_bold(tmp_path: Path) -> None:
-    """A rung of Hyperband with fewer steps may have a lower loss, as its schedule ended; it was not chosen."""
-    rungs = [Trial(0, plan(rate, steps=283), "done", 2.9, 2.9, 283) for rate in (1e-3, 2e-3, 3e-3)]
-    full = [Trial(0, plan(rate), "done", loss, loss, 849) for rate, loss in ((1e-3, 3.2), (2e-3, 3.1))]
-    sets = ["strategy={name: hyperband, R: 849}"]
-    _, page = written(tmp_path / "whole", [*rungs, *full], sets)
-    assert re.findall(r"\| \*\*(.*?)\*\* \|", page) == ["3.1000"]
-    _, page = written(tmp_path / "interrupted", rungs, sets, status="interrupted")
-    assert re.findall(r"\| \*\*(.*?)\*\* \|", page) == []
-
-
-def test_the_bold_trial_is_one_of_the_rate_with_the_lowest_mean(tmp_path: Path) -> None:
-    _, page = written(tmp_path, seeded({1e-3: (3.0, 3.1), 1e-2: (4.0, 2.9), 1e-1: (5.0, 5.1)}), ["seeds=[0, 1]"])
-    assert re.findall(r"\| \*\*(.*?)\*\* \|", page) == ["3.0000"]
+    (axes,) = loss_figure([curve], "seeds").axes
+    (hollow,) = [line for line in axes.lines if line.get_fillstyle() == "none"]
+    assert [*hollow.get_xdata()] == [1.6e-2]
+    assert picture(loss_figure, [curve], "seeds").png.startswith(b"\x89PNG")
 
 
 def test_a_trial_in_flight_has_spent_what_it_noted(tmp_path: Path) -> None:
@@ -392,7 +305,7 @@ def test_a_record_of_wrong_kinds_is_one_line(tmp_path: Path) -> None:
     written(tmp_path, [])
     content = json.loads((tmp_path / "sweep.json").read_text())
     (tmp_path / "sweep.json").write_text(json.dumps({**content, "lost_s": "much"}))
-    with pytest.raises(InputError, match=r"sweep\.json: not one of harness sweep \(lost_s: "):
+    with pytest.raises(InputError, match=r"sweep\.json: lost_s: "):
         SweepFolder(tmp_path).read()
 
 

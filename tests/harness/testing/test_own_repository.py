@@ -10,7 +10,7 @@ import pytest
 from harness.regress.run import UntilDecided
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
-from tests.harness.testing.test_plugin import Suite, _imported, suite  # noqa: F401 - fixtures
+from tests.harness.testing.test_plugin import Suite, folder, suite  # noqa: F401 - fixtures
 from tests.repositories import begin_repository, git
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ steps: 10
 controls: [a-a]
 """
 TEST = """
-def test_it(scenario):
+def test_{place}(scenario):
     scenario("{scenario}", arm="{arm}").no_slower_than("{other}")
 """
 
@@ -69,11 +69,12 @@ def theirs(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:  # noqa: F81
     return suite
 
 
-@pytest.mark.parametrize(
-    ("scenario", "arm"), [("own", "inline"), pytest.param("commands", "loop", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly  # tests/harness/regress has both by the command
+@pytest.mark.parametrize(("scenario", "arm"), [("own", "inline"), ("commands", "loop")])
 def test_baseline_is_the_users_own_code_at_that_revision(theirs: Suite, scenario: str, arm: str) -> None:
-    (theirs / "test_speed.py").write_text(TEST.format(scenario=f"{scenario}.yaml", arm=arm, other="baseline"))
+    (theirs / "test_speed.py").write_text(
+        TEST.format(place="it", scenario=f"{scenario}.yaml", arm=arm, other="baseline")
+    )
     done = theirs.run("-rs", "--harness-base", "HEAD")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 skipped" in done.stdout
@@ -93,24 +94,28 @@ def test_baseline_is_the_users_own_code_at_that_revision(theirs: Suite, scenario
     assert len(git(theirs.folder, "worktree", "list").splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("scenario", "arm", "other", "base", "line"),
-    [
-        ("own.yaml", "other", "baseline", "HEAD", "not a state of this project; to compare your own code, use a"),
-        ("own.yaml", "inline", "baseline", "no-such", "no-such: neither a folder nor a revision of the git repository"),
-        ("commands.yaml", "lop", "baseline", "HEAD", "arms: no arm 'lop'; did you mean 'loop'? arms: loop, other"),
-        ("commands.yaml", "loop+a-a", "baseline", "HEAD", "arms: no arm 'loop+a-a'; did you mean 'loop'? arms: loop, "),
-        ("commands.yaml", "loop", "other", "HEAD", 'an arm that is a command is compared with "baseline"'),
-        ("commands.yaml", "loop", "baseline", None, "pytest test_speed.py::test_it --harness-base=main"),
+REFUSED: dict[str | None, list[tuple[str, str, str, str]]] = {  # by base: scenario, arm, what it is compared with
+    "HEAD": [
+        ("own.yaml", "other", "baseline", "not a state of this project; to compare your own code, use a"),
+        ("commands.yaml", "lop", "baseline", "arms: no arm 'lop'; did you mean 'loop'? arms: loop, other"),
+        ("commands.yaml", "loop+a-a", "baseline", "arms: no arm 'loop+a-a'; did you mean 'loop'? arms: loop, "),
+        ("commands.yaml", "loop", "other", 'an arm that is a command is compared with "baseline"'),
     ],
-)
-def test_what_cannot_be_compared_fails_in_a_line(
-    theirs: Suite, scenario: str, arm: str, other: str, base: str | None, line: str
-) -> None:
-    (theirs / "test_speed.py").write_text(TEST.format(scenario=scenario, arm=arm, other=other))
-    done = theirs.run(*(() if base is None else ("--harness-base", base)))
-    assert done.returncode == 1
-    assert line in done.stdout
-    assert "Traceback" not in done.stdout
+    "no-such": [("own.yaml", "inline", "baseline", "no-such: neither a folder nor a revision of the git repository")],
+    None: [("commands.yaml", "loop", "baseline", "pytest test_speed.py::test_0 --harness-base=main")],
+}
+
+
+def test_what_cannot_be_compared_fails_in_a_line(theirs: Suite) -> None:
+    for base, cases in REFUSED.items():
+        tests = [
+            TEST.format(place=place, scenario=scenario, arm=arm, other=other)
+            for place, (scenario, arm, other, _) in enumerate(cases)
+        ]
+        (theirs / "test_speed.py").write_text("".join(tests))
+        done = theirs.run(*(() if base is None else ("--harness-base", base)))
+        assert (done.returncode, f"{len(cases)} failed" in done.stdout) == (1, True)
+        assert [line for *_, line in cases if line not in done.stdout] == []
+        assert "Traceback" not in done.stdout
     assert not (theirs / "results").exists()
     assert len(git(theirs.folder, "worktree", "list").splitlines()) == 1
