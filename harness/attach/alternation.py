@@ -70,11 +70,7 @@ class AlternatingCommand:
     _keeper: Keeper | None = None  # ends the processes that the command starts
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until all its ranks are ready for their first turn.
-
-        Raises CommandFailed if it ends first or takes longer than ``limits.start_s`` seconds, BudgetSpent at the
-        study's time limit.
-        """
+        """Start the command; wait until all ranks are ready. Raises CommandFailed (also after start_s), BudgetSpent."""
         replace(settings, gate=str(self.gate)).write(self.raw)
         self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
@@ -93,10 +89,7 @@ class AlternatingCommand:
             self._gather(listening)
 
     def take(self, repetition: int, steps: int) -> None:
-        """Let the command run ``steps`` measured steps, and wait for their end. ``repetition``: of this turn, from 0.
-
-        Raises CommandFailed if it fails or is silent for too long, and CommandOver if it ends without an error.
-        """
+        """Let the command run ``steps`` measured steps. Raises CommandFailed; CommandOver if it ended well."""
         self.doing = f"in repetition {repetition + 1}"
         self._order(
             {"repetition": repetition, "steps": steps, "beat_s": min(ALTERNATION_BEAT_S, self.limits.silence_s / 3)}
@@ -201,10 +194,7 @@ class AlternatingCommand:
             raise CommandFailed(f"{symptom} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
-        """Describe the process that keeps the launcher waiting: its state, the likely cause, and what to do.
-
-        If /proc cannot be read, return the text of that error.
-        """
+        """Describe the process that keeps the launcher waiting: its state, the likely cause, and what to do."""
         assert self._process is not None
         if self.doing == STARTING:  # the ranks at the gate wait for the missing ones
             pid, key = self._process.pid, "limits.start_s"
@@ -220,10 +210,7 @@ class AlternatingCommand:
         return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
-        """Raise CommandOver if the command has ended with exit code 0, CommandFailed if it has ended otherwise.
-
-        ``at_once``: True if a rank has closed its connection: wait _LEAVING_S seconds, then raise in any case.
-        """
+        """Raise if the command has ended: CommandOver with code 0, else CommandFailed. ``at_once``: a rank has gone."""
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):

@@ -11,10 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Call the function named in ``sys.argv[1]`` with the keyword arguments in ``sys.argv[2]`` (JSON).
-
-    Exit with a message if it does not exist or does not accept them.
-    """
+    """Call the function ``sys.argv[1]`` with the arguments ``sys.argv[2]`` (JSON), or exit with a message."""
     name, arguments = sys.argv[1], json.loads(sys.argv[2])
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))

@@ -56,10 +56,7 @@ class Ended(NamedTuple):
 
 
 def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> Ended:
-    """Run ``program`` to its end under the agent, whose records go into ``raw``; return its exit code and times.
-
-    If ``settings`` ask for py-spy, this process samples the program. Raises InputError if it cannot be started.
-    """
+    """Run ``program`` to its end under the agent, which records into ``raw``. Raises InputError if it cannot start."""
     settings.write(raw)
     begun_ns = monotonic_ns()
     process = start(program, env=environment_of(raw))

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from harness.attach.alternation import AlternatingCommand, CommandFailed, CommandOver
 from harness.attach.command import AgentSettings, check_program
-from harness.attach.frames import AttachedProcess, read
+from harness.attach.frames import AttachedProcess, made_in, read, trained_by_rank
 from harness.attach.run_record import RunOrigin, record_of
 from harness.attach.steps import BlockPlan, write_tables
 from harness.attach.study import SCENARIO
@@ -58,11 +58,7 @@ class ComparisonOutcome:
 def plan_against(
     program: Sequence[str], against: Sequence[str] | None, controls: Sequence[CommandControl], **settings: Any
 ) -> CommandPlan:
-    """Return the plan of ``harness exec`` with ``--against`` or ``--controls``.
-
-    Arms: the command, the baseline ``against`` (if given; adds an A/A control), and the controls.
-    ``settings``: further values of :class:`CommandScenario`.
-    """
+    """Return the plan of ``--against`` and ``--controls``: command, baseline (with an A/A control), controls."""
     arms: dict[str, dict[str, str | int | float | None] | None] = {SCRIPT: {COMMAND: shlex.join(program)}}
     question = f"Where does the time of {shlex.join(program)} go?"
     if against is not None:
@@ -87,13 +83,10 @@ def run_comparison(
     end_ns: int | None = None,
     load_check: LoadCheck | None = None,
 ) -> ComparisonOutcome:
-    """Run the blocks of ``plan`` and write the study into ``folder``.
+    """Run the blocks of ``plan`` into ``folder``. Raises InputError if a command cannot be started.
 
-    Status of the outcome: "done", "failed" (a run failed) or "interrupted" (Ctrl-C). Raises InputError if a command
-    cannot be started. ``command``: command line for the study's record. ``source``: path of the scenario file, or "".
-    ``enough``: called after each block with the number of finished blocks; returns True to end the study.
-    ``end_ns``: time limit (CLOCK_MONOTONIC); a block that then runs is ended and dropped.
-    ``load_check``: looks for other load on the machine before block 0; None skips it.
+    ``enough``: called after each block with the number of blocks; True ends the study. ``end_ns``: time limit
+    (CLOCK_MONOTONIC), which drops the block that runs. ``load_check``: looks for other load before block 0.
     """
     study = _study(plan, command, source)
     folder.write_study(study)
@@ -157,8 +150,12 @@ class _Comparison:
                 outcome = _run_block(self._folder, self.study, members, scenario, block, progress, self._limits)
                 self.finished.append(outcome.finished)
                 if outcome.over is not None:
-                    note = _shorter(outcome.over, outcome.repetitions, scenario)
-                    scenario = scenario.model_copy(update={"steps": outcome.repetitions * REPETITION_STEPS})
+                    steps = outcome.repetitions * REPETITION_STEPS
+                    note = (
+                        f"{outcome.over} ended before its {scenario.steps:,} steps were measured: later blocks measure "
+                        f"{steps:,}. For more, let it train longer"
+                    )
+                    scenario = scenario.model_copy(update={"steps": steps})
                     self.note(note)
                     progress.note(note)
                 if block == 0 and not outcome.started:
@@ -182,21 +179,13 @@ def _study(plan: CommandPlan, command: Sequence[str], source: str) -> StudyRecor
         interleave_reason="commands alternate" if scenario.interleave == "slices" else "requested",
         blocks=len(plan.blocks),
         order=[list(block) for block in plan.blocks],
-        arms=[_record(arm) for arm in plan.arms],
+        arms=[
+            ArmRecord(arm.name, arm.control, arm.of, declared=arm.declared, config={}, contest=arm.comparison)
+            for arm in plan.arms
+        ],
         comparisons=list(plan.comparisons),
         environment=record_user_environment(),
         id=new_study_id(),
-    )
-
-
-def _record(arm: CommandArm) -> ArmRecord:
-    return ArmRecord(arm.name, arm.control, arm.of, declared=arm.declared, config={}, contest=arm.comparison)
-
-
-def _shorter(arm: str, repetitions: int, scenario: CommandScenario) -> str:
-    return (
-        f"{arm} ended before its {scenario.steps:,} steps were measured: later blocks measure "
-        f"{repetitions * REPETITION_STEPS:,}. For more, let it train longer"
     )
 
 
@@ -226,10 +215,7 @@ class _CommandRun:
         return self.arm.program, self.arm.folder, self.arm.path
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until it is ready for its first turn. Raises CommandFailed if it fails.
-
-        In block 0, a start that fails within SOON_S seconds is tried once again.
-        """
+        """Start the command until it is ready; in block 0, retry once within SOON_S seconds. Raises CommandFailed."""
         settings = replace(settings, control=self.arm.control)
         begun_s = time.monotonic()
         try:
@@ -269,19 +255,11 @@ class _CommandRun:
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
-        """Write tables and run record, and delete the agent's raw records. Return True if the run had no error.
-
-        ``session``: id shared by the block's runs. ``position``: place of the arm in the block. ``environment``: facts
-        about machine and versions.
-        """
+        """Write tables and run record, delete the raw records; return True without an error."""
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)
-        trained = sorted(
-            (process for process in processes if process.steps), key=lambda process: process.process.rank or 0
-        )
-        record: RunRecord
-        if trained:
+        if trained := trained_by_rank(processes):
             record = self._written(trained[0], processes, environment)
             self.folder.write_samples(self.arm.name, self.block, {})
         else:
@@ -308,9 +286,8 @@ class _CommandRun:
     def _written(
         self, process: AttachedProcess, processes: Sequence[AttachedProcess], environment: JsonObject
     ) -> RunRecord:
-        made_by = {worker.process.pid: worker.made for worker in processes if worker.made}
         place = self.folder.run(self.arm.name, self.block)
-        (totals,) = write_tables(process, made_by, lambda _block: place, BlockPlan(alternating=True))
+        (totals,) = write_tables(process, made_in(processes), lambda _block: place, BlockPlan(alternating=True))
         origin = RunOrigin(environment, self.exit_code, self.begun_utc)
         record = record_of(self.arm.name, self.block, process, totals, origin)
         return replace(record, config={**record.config, COMMAND: self.arm.text})
@@ -334,10 +311,9 @@ def _run_block(
     progress: Progress,
     limits: WaitLimits,
 ) -> _BlockOutcome:
-    """Run each of ``arms`` once, and write their runs into ``folder``.
+    """Run each of ``arms`` once, in turns or one after the other, and write their runs.
 
-    With ``scenario.interleave`` "slices" they take turns; otherwise each ends before the next one starts. At the time
-    limit, the block's runs are deleted and BudgetSpent is raised. On Ctrl-C, runs with all repetitions are written.
+    Raises BudgetSpent at the time limit, without these runs. On Ctrl-C, runs with all repetitions are written.
     """
     environment = study.environment
     groups = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
@@ -382,12 +358,9 @@ def _run_block(
 def _alternate(
     runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress, unstartable: set[tuple[object, ...]]
 ) -> tuple[str, int] | None:
-    """Start ``runs`` one after the other, let them take their turns (repetitions), and end them.
+    """Start ``runs``, let them take their turns, and end them. Return (arm, repetitions) of one that ended by itself.
 
-    Return (arm, its completed repetitions) if a command ended by itself, which ends the turns of all; else None. Raises
-    InputError if a command of block 0 ends by itself in its first repetition, because later blocks would do the same.
-    ``unstartable``: keys (``launched``) of commands that could not start in this block; runs with such a key are
-    skipped.
+    Raises InputError if that was its first repetition in block 0. ``unstartable``: keys of commands to skip.
     """
     alive = _start_all(runs, scenario, progress, unstartable)
     over = _run_repetitions(alive, scenario, progress)
@@ -403,10 +376,7 @@ def _alternate(
 def _start_all(
     runs: Sequence[_CommandRun], scenario: CommandScenario, progress: Progress, unstartable: set[tuple[object, ...]]
 ) -> list[_CommandRun]:
-    """Start and suspend ``runs``, arms before their controls. Return those that started, in the order of ``runs``.
-
-    A run whose key is in ``unstartable`` is skipped. The key of an arm that fails is added.
-    """
+    """Start and suspend ``runs``, arms before their controls, except ``unstartable`` ones; return those started."""
     alive: list[_CommandRun] = []
     settings = AgentSettings(scenario.warmup, fetch=scenario.fetch, step_ends=scenario.step_ends)
     for run in sorted(runs, key=lambda run: run.arm.control is not None):  # An arm starts before its controls.
@@ -428,11 +398,7 @@ def _start_all(
 
 
 def _run_repetitions(alive: list[_CommandRun], scenario: CommandScenario, progress: Progress) -> tuple[str, int] | None:
-    """Let the runs in ``alive`` run their repetitions in turn. A run that fails is removed from ``alive``.
-
-    If a command ends by itself after at least one repetition, stop and return (arm, its completed repetitions); else
-    return None.
-    """
+    """Let ``alive`` take turns; failed ones are removed. Return (arm, repetitions) of one that ended by itself."""
     count = _repetitions(scenario)
     for repetition in range(count):
         # Forward and back again (ABBA): a drift of the machine's speed affects every arm alike.

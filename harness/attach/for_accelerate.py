@@ -11,7 +11,7 @@ from accelerate.tracking import GeneralTracker
 from harness.attach.hooks import TrainingRecording
 
 
-class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transformers
+class AccelerateTracker(TrainingRecording, GeneralTracker):  # type: ignore[misc]  # as with transformers
     """Tracker that records from ``init_trackers`` to ``end_training``: ``Accelerator(log_with=AccelerateTracker())``.
 
     ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
@@ -22,20 +22,15 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transf
     main_process_only = True
 
     def __init__(self, out: str | Path = "results", *, warmup: int = 5) -> None:
-        super().__init__(_blank=True)
-        self._recording = TrainingRecording(out, warmup)
-
-    @property
-    def study(self) -> Path | None:
-        """Folder of the study, once the training has ended; None before, and if no step was recorded."""
-        return self._recording.study
+        GeneralTracker.__init__(self, _blank=True)
+        TrainingRecording.__init__(self, out, warmup=warmup)
 
     @property
     def tracker(self) -> Any:
-        return self._recording
+        return self
 
     def start(self) -> None:
-        self._recording.begin()
+        self.begin()
 
     def store_init_configuration(self, values: Mapping[str, object]) -> None:
         """Do nothing: a study contains measurements only."""
@@ -44,4 +39,4 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transf
         """Do nothing: losses stay with the other trackers."""
 
     def finish(self) -> None:
-        self._recording.end()
+        self.end()

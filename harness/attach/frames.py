@@ -15,18 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.attach.agent.events import (
-    ATTACHED,
-    BATCH,
-    EVENTS,
-    LENGTH_BYTES,
-    NOTE,
-    PAUSE,
-    PROCESS,
-    STEP,
-    SUFFIX,
-    framed,
-)
+from harness.attach.agent import events as kinds
 from harness.study.records import made_of
 from harness.study.run_data import Minute
 
@@ -80,10 +69,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class AttachedProcess:
-    """One recorded process: facts and notes from its files, and the batches that it made if it is a loader worker.
-
-    The events of its steps are read by :func:`events`.
-    """
+    """One recorded process: facts, notes, and the batches that it made as a loader worker. Steps: :func:`events`."""
 
     path: Path  # its first file
     process: ProcessFacts
@@ -105,29 +91,15 @@ class AttachedProcess:
         return stretches
 
     @property
-    def loader(self) -> tuple[int, int]:
-        """Workers, and batches in flight per worker, of the loader with the most workers; (0, 2) without a loader."""
-        workers, prefetch, _ = self._largest_loader
-        return int(workers), int(prefetch)
-
-    @property
-    def persistent_workers(self) -> bool:
-        """True if the workers of the DataLoader with the most workers outlive an epoch."""
-        return bool(self._largest_loader[2])
-
-    @property
-    def _largest_loader(self) -> tuple[int, int, bool]:
-        """Workers, batches in flight per worker, True if workers outlive an epoch; of the loader with the most workers.
-
-        (0, 2, False) without a loader.
-        """
+    def loader(self) -> tuple[int, int, bool]:
+        """(Workers, batches in flight per worker, True if workers outlive an epoch) of the loader with most workers."""
         largest: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
         return largest
 
     @property
     def loader_warmup(self) -> int:
         """Number of steps after which every batch that the loader had made in advance is served."""
-        workers, prefetch = self.loader
+        workers, prefetch, _ = self.loader
         return workers * prefetch + 1
 
     def noted(self, what: str) -> list[Any]:
@@ -137,13 +109,13 @@ class AttachedProcess:
 
 def was_attached(folder: Path) -> bool:
     """True if a process of the command imported torch while the agent, which records in ``folder``, was loaded."""
-    return (folder / ATTACHED).exists()
+    return (folder / kinds.ATTACHED).exists()
 
 
 def frames(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the complete frames of a file, (word, content), in order. Reading stops at the first damaged frame."""
     with path.open("rb") as file:
-        while len(head := file.read(LENGTH_BYTES)) == LENGTH_BYTES:
+        while len(head := file.read(kinds.LENGTH_BYTES)) == kinds.LENGTH_BYTES:
             length = int.from_bytes(head, "little")
             if not 0 < length <= MOST_FRAME_BYTES:  # zeros after the last frame, or an invalid frame
                 return
@@ -157,12 +129,14 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
             yield word, content
 
 
-def append(path: Path, word: str, content: Any) -> None:
-    """Append a frame (its kind ``word``, and ``content``) to the file ``path``, which is created if missing.
+def is_worker(path: Path) -> bool:
+    """Return True if the process of this file makes batches and trains on none: a loader worker."""
+    return next((word == kinds.BATCH for word, _ in frames(path) if word in (kinds.BATCH, kinds.EVENTS)), False)
 
-    Raises OSError on a full disk, and then leaves no part of the frame.
-    """
-    frame = framed((word, content))
+
+def append(path: Path, word: str, content: Any) -> None:
+    """Append a frame to the file ``path``. Raises OSError on a full disk, and then leaves no part of the frame."""
+    frame = kinds.framed((word, content))
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         if file.write(frame) < len(frame):
@@ -171,12 +145,9 @@ def append(path: Path, word: str, content: Any) -> None:
 
 
 def read(folder: Path, recent: int | None = None) -> list[AttachedProcess]:
-    """Return all processes with records in ``folder``, sorted by their start. Omit a process killed in its first frame.
-
-    ``recent``: how many of the last files of each process to read, besides the notes of all files; None: all files.
-    """
+    """Return all processes in ``folder``, by start. ``recent``: only so many last files of each, but all notes."""
     files: dict[Series, list[_File]] = {}
-    for path in folder.glob(f"*{SUFFIX}"):
+    for path in folder.glob(f"*{kinds.SUFFIX}"):
         with suppress(FileNotFoundError):  # The launcher has deleted it meanwhile.
             if (file := read_file(path)) is not None:
                 files.setdefault(file.process.series, []).append(file)
@@ -185,11 +156,17 @@ def read(folder: Path, recent: int | None = None) -> list[AttachedProcess]:
     return sorted(processes, key=lambda process: process.process.now_ns)
 
 
-def _process(files: list[_File], digest: Mapping[str, Mapping[int, Any]], recent: int | None) -> AttachedProcess:
-    """Combine the ``files`` of one process. ``recent``: use this many of the last ones, but all notes; None: all.
+def trained_by_rank(processes: Iterable[AttachedProcess]) -> list[AttachedProcess]:
+    return sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
 
-    ``digest``: contents of the file DIGEST for this process, by kind of frame (NOTES, MINUTE) and number of the file.
-    """
+
+def made_in(processes: Iterable[AttachedProcess]) -> dict[int, Mapping[int, Made]]:
+    """Return the batches of each loader worker by number, by process id."""
+    return {process.process.pid: process.made for process in processes if process.made}
+
+
+def _process(files: list[_File], digest: Mapping[str, Mapping[int, Any]], recent: int | None) -> AttachedProcess:
+    """Combine the ``files`` of one process. ``digest``: its part of DIGEST by kind of frame and number of the file."""
     files.sort(key=lambda file: file.process.segment)
     # A file is deleted after its notes were written.
     notes = {**digest.get(NOTES, {}), **{file.process.segment: file.notes for file in files}}
@@ -207,10 +184,7 @@ def _process(files: list[_File], digest: Mapping[str, Mapping[int, Any]], recent
 
 
 def _read_digest(folder: Path) -> dict[Series, dict[str, dict[int, Any]]]:
-    """Return the file DIGEST of ``folder`` (notes of deleted files, summaries of closed ones); empty if it is missing.
-
-    Keys: series (the files of one process), kind of frame (NOTES, MINUTE), number of the file in the series.
-    """
+    """Return the file DIGEST of ``folder`` by series, kind of frame and number of the file; empty if it is missing."""
     contents: dict[Series, dict[str, dict[int, Any]]] = {}
     path = folder / DIGEST
     if path.exists():
@@ -234,17 +208,17 @@ def read_file(path: Path) -> _File | None:
     """Return the content of the file ``path``; None if its process was killed before its first frame was complete."""
     written = frames(path)
     word, content = next(written, ("", None))
-    if word != PROCESS or content is None:
+    if word != kinds.PROCESS or content is None:
         return None
     file = _File(path, ProcessFacts(**content), [], {}, 0, -1)
     for word, content in written:
-        if word == NOTE:
+        if word == kinds.NOTE:
             file.notes.append(tuple(content))
-        elif word == BATCH:
+        elif word == kinds.BATCH:
             worker, number, pieces, items = content
             file.made[number] = Made(worker, tuple(tuple(piece) for piece in pieces), items)
-        elif word == EVENTS:
-            begun = [event[3] for event in content if event[0] == STEP]
+        elif word == kinds.EVENTS:
+            begun = [event[3] for event in content if event[0] == kinds.STEP]
             if begun:
                 file = file._replace(steps=file.steps + len(begun), last_step=begun[-1])
     return file
@@ -253,16 +227,14 @@ def read_file(path: Path) -> _File | None:
 def events(paths: Iterable[Path]) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the events of a process from its consecutive files, one list per step.
 
-    A list ends with the STEP event that begins the next step, or with a PAUSE event; the last list of a killed program
-    may lack it. The first list holds what came before the first STEP event in these files. Kinds of events:
-    ``agent/events.py``.
+    A list ends with the STEP event that begins the next step or a PAUSE event; a killed program may lack the last.
     """
     for path in paths:
         for word, content in frames(path):
-            if word == EVENTS:
+            if word == kinds.EVENTS:
                 portion: list[tuple[Any, ...]] = []
                 for event in content:
-                    if event[0] not in (STEP, PAUSE):
+                    if event[0] not in (kinds.STEP, kinds.PAUSE):
                         portion.append(tuple(event))
                     else:
                         yield [*portion, _with_lines(event)]
@@ -272,11 +244,9 @@ def events(paths: Iterable[Path]) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a STEP or PAUSE event whose reading has one line of schedstat for each thread.
+    """Return a STEP or PAUSE event whose reading has one line of schedstat per thread; () if one is none of schedstat.
 
-    The agent writes (CPU time in ns, earlier line) for a main thread that did not wait: here, the line gets that CPU
-    time. A reading becomes () if a line is none of schedstat: the program closed the descriptors and reused their
-    numbers.
+    A main thread that did not wait has (CPU time in ns, earlier line): here, the line gets that CPU time.
     """
     kind, now, reading, *rest = event
     if reading and not isinstance(reading[0], bytes):

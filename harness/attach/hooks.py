@@ -109,10 +109,7 @@ def _agent() -> ModuleType:
 
 
 def _make_study(raw: str, out: str | Path) -> Path | None:
-    """Create the study from ``raw`` records in a new Python process, and return its folder; None if that fails.
-
-    In the calling process, a file of the user could replace a module that the harness imports.
-    """
+    """Make the study in a new process, where no file of the user replaces a module; return its folder or None."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", "harness", "exec", "--recorded", raw, "--out", str(out)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
@@ -124,7 +121,7 @@ def _make_study(raw: str, out: str | Path) -> Path | None:
 class TrainingRecording:
     """Recording of a training from :meth:`begin` to :meth:`end`; if the training fails, its study is made at exit."""
 
-    def __init__(self, out: str | Path, warmup: int) -> None:
+    def __init__(self, out: str | Path = "results", *, warmup: int = 5) -> None:
         self._out, self._warmup = out, warmup
         self._stack = ExitStack()
         self._block: RecordedBlock | None = None
@@ -132,7 +129,7 @@ class TrainingRecording:
 
     @property
     def study(self) -> Path | None:
-        """Folder of the study after the training. None before, if no step was seen, or under ``harness exec``."""
+        """Folder of the study after the training; None before, without a step, in other ranks or ``harness exec``."""
         return None if self._block is None else self._block.study
 
     def begin(self) -> None:

@@ -37,10 +37,7 @@ class RecordedProgram:
 
 
 def recorded_programs(root: Path = ROOT) -> list[RecordedProgram]:
-    """Return the programs that ``harness exec`` records on this machine now, if this user may read their processes.
-
-    ``root``: folder that contains ``proc``.
-    """
+    """Return the programs that ``harness exec`` records on this machine now, if this user may read their processes."""
     programs = by_variable(MARK, root).items()
     return [RecordedProgram(Path(raw), tuple(pids)) for raw, pids in programs if raw and Path(raw).is_dir()]
 

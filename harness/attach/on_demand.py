@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.attach.agent.events import PROFILE_ASKED, PROFILE_DONE, PROFILE_OVER, PROFILE_READY, SUFFIX
+from harness.attach.frames import is_worker
 from harness.attach.live import RecordedProgram
 from harness.machine.files import ROOT
 from harness.probes.profilers.py_spy import TRACE, PySpySettings, options
@@ -39,24 +40,19 @@ class Traced(NamedTuple):
 
 
 def process_of(program: RecordedProgram, target: str | None) -> int:
-    """Return the process to profile: ``target`` if it is the id of one that records steps, else the first that does.
-
-    Raises InputError if none does.
-    """
-    recorded = {int(path.name.partition("-")[0]) for path in program.raw.glob(f"*{SUFFIX}")}
-    pids = [pid for pid in program.pids if pid in recorded]
-    if target is not None and target.isdecimal() and int(target) in pids:
-        return int(target)
+    """Return the process to profile: ``target`` if that id records steps, else the first one. Raises InputError."""
+    workers = {int(path.name.partition("-")[0]): is_worker(path) for path in program.raw.glob(f"*{SUFFIX}")}
+    pids = [pid for pid in program.pids if workers.get(pid) is False]
     if not pids:
         raise InputError(f"profile: {program.raw.parent}: no process of this program has recorded a step")
-    return pids[0]
+    asked = int(target) if target is not None and target.isdecimal() else None
+    if asked is not None and workers.get(asked):
+        raise InputError(f"profile: process {asked} is a loader worker, which takes no steps: give {pids[0]}")
+    return asked if asked in pids else pids[0]
 
 
 def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, limit_s: float) -> Traced:
-    """Record ``steps`` steps of process ``pid`` with torch.profiler into ``folder``.
-
-    Raises NotProfiled if the program cannot be profiled, ends, or answers only after ``limit_s`` seconds.
-    """
+    """Record ``steps`` steps of ``pid`` with torch.profiler into ``folder``. Raises NotProfiled (or ``limit_s``)."""
     request = _ask(program, pid, {"steps": steps, "limit_s": limit_s})
     answer = _answer(program, pid, request, PROFILE_DONE, limit_s)
     recorded = program.raw / Path(str(answer["trace"])).name
@@ -76,10 +72,9 @@ def profile_torch(program: RecordedProgram, pid: int, steps: int, folder: Path, 
 def profile_stacks(
     program: RecordedProgram, pid: int, seconds: float, folder: Path, limit_s: float
 ) -> tuple[Path, float]:
-    """Sample the stacks of process ``pid`` and its children for ``seconds``, or until it ends.
+    """Sample process ``pid`` and its children for ``seconds``, or until it ends; return (trace, seconds sampled).
 
-    Returns the trace in ``folder``, and the seconds for which py-spy sampled. Raises NotProfiled as
-    :func:`profile_torch` does.
+    Raises NotProfiled as :func:`profile_torch` does.
     """
     request = _ask(program, pid, {"seconds": seconds, "limit_s": limit_s})
     _answer(program, pid, request, PROFILE_READY, limit_s)

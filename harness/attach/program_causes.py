@@ -15,36 +15,16 @@ kind:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.totals import StepTotals
-from harness.explain.causes import (
-    BREAKS,
-    BUSY,
-    GRADIENTS,
-    GROWING,
-    MAKER,
-    MEMORY,
-    PADDING,
-    REST,
-    SETTING,
-    SYNCHRONIZATION,
-    WORKERS,
-)
-from harness.explain.policy import (
-    EVEN_GROWTH_MIN,
-    FIRST_FETCH_MS_MIN,
-    GROWN_BYTES_MIN,
-    HOOKS_ADDED_MIN,
-    LOOKS_MIN,
-    MEMORY_FULL_S,
-    MEMORY_READINGS_MIN,
-    SYNCED_PASSES_MIN,
-)
+from harness.explain import causes as kinds
+from harness.explain import policy
 from harness.explain.trend import trend
 from harness.explain.wall import START_UP
 from trainer.json_types import JsonObject
@@ -53,10 +33,7 @@ from trainer.json_types import JsonObject
 def program_causes(
     one: AttachedProcess, blocks: Sequence[StepTotals], readings: Sequence[tuple[int, int, int, int]] = ()
 ) -> Iterator[JsonObject]:
-    """Yield the causes of the whole process ``one``, as rows. ``blocks``: totals of its steps by block.
-
-    ``readings``: those of memory in steps of no block, as in :attr:`StepTotals.memory`.
-    """
+    """Yield the causes of the whole process ``one`` as rows. ``readings``: of memory in steps that no block has."""
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
     yield from _memory(blocks, readings)
@@ -85,66 +62,50 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
         first, last = looks[0], looks[-1]
         added = {name: last.hooks[name] - first.hooks.get(name, 0) for name in last.hooks}
         most = max(added, key=lambda name: added[name])
-        if added[most] >= HOOKS_ADDED_MIN:
+        if added[most] >= policy.HOOKS_ADDED_MIN:
             kind, place = most, last.place
             hooks = {"hooks_first": first.hooks.get(most, 0), "hooks_last": last.hooks[most]}
     growth = trend(
-        np.concatenate([np.asarray(length.wall, dtype=np.float64) for length in lengths]),
-        {
-            name: np.concatenate(
-                [np.asarray(length.parts.get(name, [0.0] * len(length.wall)), dtype=np.float64) for length in lengths]
-            )
-            for name in names
-        },
-        np.concatenate([np.asarray(length.work, dtype=np.float64) for length in lengths]),
+        _joined(length.wall for length in lengths),
+        {name: _joined(length.parts.get(name, [0.0] * len(length.wall)) for length in lengths) for name in names},
+        _joined(length.work for length in lengths),
         before=next(totals.first_measured for totals in blocks if totals.measured),
         evident=bool(hooks),
     )
     if growth is None:
         return
-    figures: dict[str, Any] = {
-        "first_ms": growth.first_ms,
-        "last_ms": growth.last_ms,
-        "part_share": growth.part_share,
-        **hooks,
-    }
-    yield {
-        "kind": GROWING,
-        "phase": "" if growth.part == REST else growth.part,
-        "called": kind,
-        "place": place,
-        "ms": growth.ms,
-        "low_ms": growth.low_ms,
-        "high_ms": growth.high_ms,
-        "figures": figures,
-    }
+    figures = {"first_ms": growth.first_ms, "last_ms": growth.last_ms, "part_share": growth.part_share, **hooks}
+    bounds = {"ms": growth.ms, "low_ms": growth.low_ms, "high_ms": growth.high_ms}
+    phase = "" if growth.part == kinds.REST else growth.part
+    yield {"kind": kinds.GROWING, "phase": phase, "called": kind, "place": place, **bounds, "figures": figures}
+
+
+def _joined(parts: Iterable[Sequence[float]]) -> NDArray[np.float64]:
+    return np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])
 
 
 def _memory(blocks: Sequence[StepTotals], others: Sequence[tuple[int, int, int, int]] = ()) -> Iterator[JsonObject]:
-    """Yield a row if memory grows evenly after the first third of readings and is full within MEMORY_FULL_S seconds.
-
-    ``others``: further readings: (step, bytes of the process, bytes of its children, free bytes).
-    """
+    """Yield a row if memory grows evenly after the first third of readings and is full within MEMORY_FULL_S seconds."""
     by_step = {
         reading[0]: reading for readings in (others, *(totals.memory for totals in blocks)) for reading in readings
     }
     readings = [by_step[step] for step in sorted(by_step)]
     readings = readings[len(readings) // 3 :]
     steps, wall_ns = (sum(getattr(totals, name) for totals in blocks) for name in ("measured", "wall_ns"))
-    if len(readings) < MEMORY_READINGS_MIN or not steps:
+    if len(readings) < policy.MEMORY_READINGS_MIN or not steps:
         return
     parts = np.array_split(np.asarray(readings, dtype=np.float64), 3)
     step, own, children, free = np.asarray([np.median(part, axis=0) for part in parts]).T
     (first, second), used = np.diff(own + children), own + children
-    if min(first, second) < EVEN_GROWTH_MIN * (first + second) or used[-1] - used[0] < GROWN_BYTES_MIN:
+    if min(first, second) < policy.EVEN_GROWTH_MIN * (first + second) or used[-1] - used[0] < policy.GROWN_BYTES_MIN:
         return
     bytes_per_step = (used[-1] - used[0]) / (step[-1] - step[0])
     full_s = free[-1] / bytes_per_step * wall_ns / steps / 1e9
-    if full_s <= MEMORY_FULL_S:
+    if full_s <= policy.MEMORY_FULL_S:
         workers = children[-1] - children[0] > own[-1] - own[0]
         yield {
-            "kind": MEMORY,
-            "place": WORKERS if workers else "",
+            "kind": kinds.MEMORY,
+            "place": kinds.WORKERS if workers else "",
             "figures": {"bytes_per_step": float(bytes_per_step), "full_s": float(full_s)},
         }
 
@@ -153,15 +114,11 @@ def _demand(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
     """Yield a row with the mean number of cores that other threads and child processes asked for, if measured."""
     asked_ns, passed_ns = (sum(totals.demand_ns[place] for totals in blocks) for place in range(2))
     if asked_ns and passed_ns:
-        yield {"kind": BUSY, "figures": {"cores": asked_ns / passed_ns}}
+        yield {"kind": kinds.BUSY, "figures": {"cores": asked_ns / passed_ns}}
 
 
 def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row with the share of padding among the counted positions; none if there is no padding.
-
-    "ms": time per step that the forward and backward passes spend on padding; None on a device, whose time phases do
-    not show. "called": the program's function that packs the batches, or "".
-    """
+    """Yield a row with the share of padding; none without any. "ms": time of passes on it; None on a device."""
     positions, padded, columns = (sum(totals.data.padding[place] for totals in blocks) for place in range(3))
     steps = sum(totals.measured for totals in blocks)
     if not padded or not steps:
@@ -169,7 +126,7 @@ def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Jso
     passes_ms = sum(sum(totals.lengths.parts.get(name, ())) for totals in blocks for name in ("forward", "backward"))
     packers = (maker for maker in one.noted("maker") if maker[0] == "pack" and maker[1])
     yield {
-        "kind": PADDING,
+        "kind": kinds.PADDING,
         "called": next((f"{function}, {place}" for _, place, function, _ in packers), ""),
         "ms": None if one.noted("device") else padded / positions * passes_ms / steps,
         "figures": {"share": padded / positions, "column_share": columns / positions},
@@ -177,31 +134,24 @@ def _padding(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Jso
 
 
 def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row for each slow setting that is on in all looks of the second half.
-
-    Further rows: graph breaks; evaluations that mostly keep gradients; ranks that synchronize gradients
-    SYNCED_PASSES_MIN times per step or more.
-    """
+    """Yield rows for slow settings left on, graph breaks, evaluation with gradients, repeated synchronization."""
     late = looks[len(looks) // 2 :]
-    if len(late) >= LOOKS_MIN:
+    if len(late) >= policy.LOOKS_MIN:
         for name in late[0].settings:
             if all(name in look.settings for look in late):
-                yield {"kind": SETTING, "place": name}
+                yield {"kind": kinds.SETTING, "place": name}
     for breaks, place, reason in one.noted("breaks")[-1:]:
-        row = {"kind": BREAKS, "place": place, "code": reason}
+        row = {"kind": kinds.BREAKS, "place": place, "code": reason}
         yield {**row, "figures": {"breaks": float(breaks)}}
     if sum(totals.excluded.evaluated[True] - totals.excluded.evaluated[False] for totals in blocks) > 0:
-        yield {"kind": SETTING, "place": GRADIENTS}
+        yield {"kind": kinds.SETTING, "place": kinds.GRADIENTS}
     for _, synced, steps in one.noted("synced"):
-        if synced >= SYNCED_PASSES_MIN * steps:
-            yield {"kind": SETTING, "place": SYNCHRONIZATION, "figures": {"passes": synced / steps}}
+        if synced >= policy.SYNCED_PASSES_MIN * steps:
+            yield {"kind": kinds.SETTING, "place": kinds.SYNCHRONIZATION, "figures": {"passes": synced / steps}}
 
 
 def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield a row per stage of a batch (read, pack, sampler) with the code that makes it; the first loader's counts.
-
-    If the wait for the first batches took FIRST_FETCH_MS_MIN ms or more, also yield a START_UP row.
-    """
+    """Yield a row per stage of a batch with the code that makes it, and a START_UP row if the first batch took long."""
     rows = sum(totals.data.rows for totals in blocks)
     row_us = sum(totals.data.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
     stages: set[str] = set()
@@ -209,9 +159,14 @@ def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Json
         if stage not in stages:
             stages.add(stage)
             made: JsonObject = {"place": place, "function": function}
-            yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
+            yield {
+                "kind": kinds.MAKER,
+                "phase": stage,
+                **made,
+                "figures": {"row_us": row_us} if row_by_row and rows else {},
+            }
             waited_ms = sum(totals.first.fetch_ns for totals in blocks) / 1e6
-            if stage == "read" and waited_ms >= FIRST_FETCH_MS_MIN:
+            if stage == "read" and waited_ms >= policy.FIRST_FETCH_MS_MIN:
                 first = max((totals.first for totals in blocks), key=lambda first: first.batches)
                 # A program may fetch all batches of a step at once, or each before its passes.
                 usual = max(totals.data.fetches_per_step for totals in blocks)

@@ -17,17 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.attach.agent.events import (
-    BATCH,
-    COLLECTED,
-    COUNTED,
-    EVALUATION,
-    EVENTS,
-    MEMORY_READ,
-    PROCESS,
-    RECEIVED,
-    SUFFIX,
-)
+from harness.attach.agent import events as kinds
 from harness.attach.frames import (
     DIGEST,
     MINUTE,
@@ -38,6 +28,7 @@ from harness.attach.frames import (
     append,
     events,
     frames,
+    is_worker,
     read_file,
 )
 from harness.attach.steps import StepSeen, steps_of
@@ -84,11 +75,11 @@ class Retention:
             for path in paths[:-1]:  # The last one may still be written.
                 if path in known:
                     continue
-                if self._is_worker(path):
+                if is_worker(path):
                     self._workers.add(path)
                 else:
                     self._close(series, path)
-            if paths[-1] not in self._workers and not _is_alive(series[0]) and self._is_worker(paths[-1]):
+            if paths[-1] not in self._workers and not _is_alive(series[0]) and is_worker(paths[-1]):
                 self._workers.add(paths[-1])
             if series in self._trainers:
                 self._thin(series)
@@ -98,7 +89,7 @@ class Retention:
     def _files(self) -> dict[Series, list[Path]]:
         """Return the files of each series (the files of one process that continue each other), oldest first."""
         files: dict[Series, list[Path]] = {}
-        present = set(self._raw.glob(f"*{SUFFIX}"))
+        present = set(self._raw.glob(f"*{kinds.SUFFIX}"))
         self._facts = {path: facts for path, facts in self._facts.items() if path in present}
         for path in present:
             if path not in self._facts:
@@ -106,16 +97,13 @@ class Retention:
                     word, content = next(frames(path), ("", None))
                 except FileNotFoundError:  # A thread of the program opened a file after another one had.
                     continue
-                if word != PROCESS or content is None:
+                if word != kinds.PROCESS or content is None:
                     continue
                 self._facts[path] = ProcessFacts(**content)
             files.setdefault(self._facts[path].series, []).append(path)
         for paths in files.values():
             paths.sort(key=lambda path: self._facts[path].segment)
         return files
-
-    def _is_worker(self, path: Path) -> bool:
-        return next((word == BATCH for word, _ in frames(path) if word in (BATCH, EVENTS)), False)
 
     def _close(self, series: Series, path: Path) -> None:
         trainer = self._trainers.setdefault(series, _Trainer())
@@ -142,10 +130,7 @@ class Retention:
         self._facts.pop(path, None)
 
     def _remove_unused(self) -> None:
-        """Delete closed files of loader workers, once every training segment that used their batches is deleted.
-
-        A kept segment after a deleted one may use earlier batches in its first steps, but those are not measured.
-        """
+        """Delete closed files of loader workers once every training segment that used their batches is deleted."""
         whole: list[_Closed] = []
         latest_ns = 0  # end of the last deleted segment
         for trainer in self._trainers.values():
@@ -166,8 +151,7 @@ class Retention:
 def kept(sizes: Sequence[int]) -> set[int]:
     """Return the indices of the closed segments to keep. ``sizes``: their bytes, oldest first.
 
-    The first FIRST and last LAST are kept, and between them every n-th: n is the smallest power of two with which these
-    fit into RETAINED_BYTES. As n only grows, a deleted segment is never needed later.
+    Between the first FIRST and last LAST every n-th, n the smallest power of two that fits into RETAINED_BYTES.
     """
     count = len(sizes)
     always = {number for number in range(count) if number < FIRST or number >= count - LAST}
@@ -182,11 +166,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def summarize(path: Path, facts: ProcessFacts, open_step: Event | None) -> tuple[Minute | None, Event | None, int]:
-    """Return (summary, STEP event of the step open at the end, end of the last measured step in ns) of a segment.
+    """Return (summary, STEP event that is open at the end, end of the last measured step in ns) of the file ``path``.
 
-    ``path``: the segment's file. ``open_step``: STEP event of the step that the segment before it left open; None:
-    none. The summary is None without a measured step, which leaves the end at the file's start; the event is None
-    without an open step.
+    ``open_step``: STEP event that the segment before left open. The summary is None without a measured step.
     """
     steps: list[StepSeen] = []  # measured
     evaluating_ns = 0
@@ -198,7 +180,7 @@ def summarize(path: Path, facts: ProcessFacts, open_step: Event | None) -> tuple
         elif not step.excluding and not step.begun[5]:
             steps.append(step)
             ended_ns = step.ended[1]
-        elif any(event[0] == EVALUATION for event in step.excluding):
+        elif any(event[0] == kinds.EVALUATION for event in step.excluding):
             evaluating_ns += step.ended[1] - step.begun[1]
     return (_minute(facts, steps, evaluating_ns, ended_ns) if steps else None), last, ended_ns
 
@@ -215,12 +197,12 @@ def _minute(facts: ProcessFacts, steps: Sequence[StepSeen], evaluating_ns: int, 
         waiting_ns += _waiting_ns(step)
         parts_ns.update(own_ns(step.body))
         for event in step.body:
-            if event[0] == RECEIVED:
+            if event[0] == kinds.RECEIVED:
                 tokens += event[2]
                 samples += event[4]
-            elif event[0] == COLLECTED:
+            elif event[0] == kinds.COLLECTED:
                 collecting_ns += event[2]
-            elif event[0] == MEMORY_READ:
+            elif event[0] == kinds.MEMORY_READ:
                 memory.append((step.number, event[1], event[2], event[3]))
     begun_ns = steps[0].begun[1]
     return Minute(
@@ -257,9 +239,9 @@ def _long_step(facts: ProcessFacts, step: StepSeen) -> LongStep:
         _utc_s(facts, step.begun[1]),
         (step.end_ns - step.begun[1]) / 1e6,
         {name: ns / 1e6 for name, ns in own_ns(step.body).items()},
-        sum(event[2] for event in step.body if event[0] == COLLECTED) / 1e6,
+        sum(event[2] for event in step.body if event[0] == kinds.COLLECTED) / 1e6,
         _waiting_ns(step) / 1e6,
-        {event[1]: event[2] for event in step.body if event[0] == COUNTED},
+        {event[1]: event[2] for event in step.body if event[0] == kinds.COUNTED},
     )
 
 

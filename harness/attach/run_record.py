@@ -30,11 +30,8 @@ def record_of(
     origin: RunOrigin,
     whole: Sequence[JsonObject] | None = None,
 ) -> RunRecord:
-    """Return the run record of ``process`` for the steps in ``totals``: "done", or "failed" if no step was measured.
-
-    ``arm``, ``block``: where the run belongs. ``whole``: causes over all blocks; None: find them in ``totals`` alone.
-    """
-    workers, prefetch = process.loader
+    """Return the run record of ``totals``. ``whole``: causes over all blocks; None: find them in ``totals`` alone."""
+    workers, prefetch, _ = process.loader
     config: JsonObject = {
         "data": {"workers": workers, "prefetch": prefetch},
         "optimizer": {"accumulation": totals.data.fetches_per_step},
@@ -86,7 +83,7 @@ def _facts(process: AttachedProcess, totals: StepTotals, whole: tuple[JsonObject
         iterating_share=share(data.iterating_ns),
         restarting_share=share(data.restarting_ns),
         sampling_share=share(data.choosing_ns),
-        persistent_workers=process.persistent_workers if has_loader else None,
+        persistent_workers=process.loader[2] if has_loader else None,
         copies=max(process.noted("copies"), default=None),
         empty_workers=max(process.noted("empty_workers"), default=None),
         epoch_steps=_epoch_steps(process, totals),
@@ -106,10 +103,7 @@ def _epoch_steps(process: AttachedProcess, totals: StepTotals) -> float | None:
 
 
 def unseen_place(process: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return the place outside phases that blocked early steps most, ``train.py:31 (read)``; None if unknown.
-
-    Also None if it accounts for less than half of the time for which the thread was blocked outside phases.
-    """
+    """Return the place outside phases that blocked early steps most, if that explains half of such time; else None."""
     place, watched_ns = next(iter(process.noted("blocked")), (None, 0))
     is_majority = totals.measured and watched_ns * totals.measured >= totals.thread.unseen_blocked_ns / 2
     return str(place) if place is not None and is_majority else None
@@ -129,7 +123,7 @@ def _attached(process: AttachedProcess) -> str:
     if (function := _last(process, "fetch")) is not None:
         parts.append(f"fetch: {function}")
     elif loaders:
-        workers, _ = process.loader
+        workers, *_ = process.loader
         number = f"{workers} worker{'s' * (workers > 1)}"
         parts.append(f"fetch: DataLoader with {number}" if workers else "fetch: DataLoader without workers")
     if (model := _last(process, "forward")) is not None:

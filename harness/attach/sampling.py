@@ -50,10 +50,7 @@ def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int)
 
 
 def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:
-    """Sample with py-spy into ``output`` until the program ends its window, or itself. Raises SpyFailed.
-
-    The limit is ``seconds`` (the window's length) + LATE_S.
-    """
+    """Sample into ``output`` until the window or program ends, ``seconds`` + LATE_S at most. Raises SpyFailed."""
     settings = PySpySettings(seconds=seconds)
     recording = SpyRecording(options(settings, "chrometrace"), output, metronome=True)
     try:

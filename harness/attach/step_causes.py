@@ -16,11 +16,7 @@ LEAST_FORCED = 0.2  # share of the time in Python code: less is not representati
 
 
 def step_causes(process: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
-    """Return rows on causes of slow steps in ``totals``.
-
-    Causes: device waits and pageable copies that the agent noted, compilations and allocator retries, and places of
-    program code that were sampled.
-    """
+    """Return rows on noted waits and copies, compilations, allocator retries, and sampled places of program code."""
     reasons: Counter[tuple[str, str]] = Counter()
     for place, reason, seconds in process.noted("recompiled"):
         reasons[place, reason] += seconds
@@ -42,47 +38,33 @@ def step_causes(process: AttachedProcess, totals: StepTotals) -> tuple[JsonObjec
 
 
 def own_time(process: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
-    """Yield rows on sampled time: own code, holders of the interpreter lock or other locks, evaluations, collections.
-
-    Places with less than LEAST_CAUSE_SHARE of the measured time are left out, except for garbage collections.
-    """
+    """Yield rows on sampled time: own code, lock holders, evaluations, collections. Rare places are left out."""
     looks = totals.looks
     if not looks.sampled_ns and not looks.collections and not totals.excluded.place_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": looks.looks}
-    places = {number: tuple(fields) for number, *fields in process.noted("place")}
+    names = ("place", "function", "code", "called")
+    places = {number: dict(zip(names, fields, strict=True)) for number, *fields in process.noted("place")}
     holders = {number: ns for (phase, number, _), ns in looks.sampled_ns.items() if phase == HOLDER}
     for phase in {phase for phase, _, _ in looks.sampled_ns} - {HOLDER}:
         for number, (ns, late) in spent_at_places(totals, phase).items():
             if number in places and ns >= LEAST_CAUSE_SHARE * totals.wall_ns:
-                place, function, code, called = places[number]
-                yield {
-                    "kind": CODE,
-                    "phase": phase,
-                    "place": place,
-                    "function": function,
-                    "code": code,
-                    "called": called,
-                    "late": late,
-                    "spent_ms": ns / 1e6,
-                }
+                yield {"kind": CODE, "phase": phase, **places[number], "late": late, "spent_ms": ns / 1e6}
     held = {number: ns * looks.held_shares.get(number, 0.0) for number, ns in looks.others_ns.items()}
     for kind, spent_at in ((LOCK, held), (HOLDER, holders), (EVALUATION, totals.excluded.place_ns)):
         for number, ns in spent_at.items():
             if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.excluded.evaluating_ns):
-                place, function, code, called = places[number]
-                row = {"kind": kind, "place": place, "function": function, "code": code, "called": called}
-                yield {**row, "spent_ms": ns / 1e6}
+                yield {"kind": kind, **places[number], "spent_ms": ns / 1e6}
     for number, times in looks.collections.items():
-        place, _function, code, _called = places.get(number, ("", "", "", ""))
-        yield {"kind": GC, "place": place, "code": code, "times": times, "spent_ms": looks.collecting_ns[number] / 1e6}
+        where = {name: places.get(number, {}).get(name, "") for name in ("place", "code")}
+        yield {"kind": GC, **where, "times": times, "spent_ms": looks.collecting_ns[number] / 1e6}
 
 
 def spent_at_places(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
-    """Return, by number of the place, (ns spent there in a phase, True if most of it is only the end of longer code).
+    """Return, by number of the place, (ns spent there, True if most of it is only the end of longer code).
 
-    A LATE look found the end of Python code. Its time goes to places where looks interrupted Python code (FORCED), in
-    proportion to theirs. If FORCED looks have less than LEAST_FORCED of this time, the LATE places share it as well.
+    LATE looks found the end of Python code: their time goes to FORCED places in proportion, or, if these have less than
+    LEAST_FORCED of it, to both.
     """
     spent_by_look: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
     for (sampled_phase, number, waited), ns in totals.looks.sampled_ns.items():

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.attach.agent.events import DEVICE_WORK, EXCLUDING, NOT_FINITE, OWN, PADDED, PAUSE, RECEIVED, STEP
+from harness.attach.agent import events as kinds
 from harness.attach.frames import AttachedProcess, Segment, events
 from harness.attach.totals import SAMPLE, Event, StepTotals, WorkerBatches, complete, data_ended
 from harness.launch.tables import RunTables
@@ -50,10 +50,7 @@ class BlockPlan(NamedTuple):
 
 
 def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
-    """Return the number of measured steps per block, so that ``steps`` without ``warmup`` make MOST_BLOCKS blocks.
-
-    It is larger if needed: LEAST_STEPS, and 2 x ``loader_warmup`` (unmeasured steps at the start of a block), at least.
-    """
+    """Return the measured steps per block, for MOST_BLOCKS blocks; at least LEAST_STEPS and 2 x ``loader_warmup``."""
     return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS))
 
 
@@ -63,12 +60,10 @@ def write_tables(
     folder_of: Callable[[int], Path],
     plan: BlockPlan = BlockPlan(),  # noqa: B008 - immutable
 ) -> list[StepTotals]:
-    """Write the tables of ``process`` block by block into ``folder_of(block)``, and return the totals of each block.
+    """Write the tables of ``process`` block by block into ``folder_of(block)``; return the totals of each.
 
-    After the warm-up, every step is measured in exactly one block; the last block includes a remainder. A block's
-    tables begin with the previous block's last steps, marked as warm-up, because its first batches were made then. A
-    block also ends where files were deleted; the first steps after them are warm-up. An error leaves no partial tables.
-    ``made_by``: batches of the loader workers. ``plan``: by default, no profiling windows.
+    Every step after the warm-up is measured in one block. A block begins with the last steps before it, as warm-up: its
+    first batches were made then. It also ends where files were deleted. An error leaves no partial tables.
     """
     with ExitStack() as unfinished:
         blocks = _Blocks(process, made_by, folder_of, plan, unfinished)
@@ -158,15 +153,12 @@ class _Blocks:
         """Write the last block's tables. ``end``: event that ends its last step."""
         assert end is not None
         assert self._tables is not None
-        self._recorder.add([(PAUSE, end[1], end[2])])
+        self._recorder.add([(kinds.PAUSE, end[1], end[2])])
         self._tables.write()
         self._tables = None
 
     def _begin_block(self, step: StepSeen, closes: bool) -> None:
-        """Write the last block's tables, and begin a block whose warm-up is the steps before ``step``.
-
-        ``closes``: True if the block is the profiling window after the measured steps.
-        """
+        """Write the last block's tables and begin a block. ``closes``: it is the closing profiling window."""
         follows_gap = not self._recent and (bool(self._blocks) or self.stretches[0][0].number > 0)
         if self._tables is not None:
             self._end_block(step.begun)
@@ -191,11 +183,11 @@ class _Blocks:
         recorder.add([begun])
         tables.collect()  # between steps: the next step's batches come after this
         recorder.add(list(_ledger_events(step.body, self._made_by)))
-        if any(event[0] == NOT_FINITE for event in step.body):
+        if any(event[0] == kinds.NOT_FINITE for event in step.body):
             recorder.loss(begun[3], math.nan)
         for work in step.works:
             recorder.device(work)
-        if step.ended is not None and step.ended[0] == PAUSE:
+        if step.ended is not None and step.ended[0] == kinds.PAUSE:
             recorder.add([step.ended])
 
 
@@ -204,16 +196,13 @@ def _steps_in(stretch: Sequence[Segment]) -> int:
 
 
 def steps_of(portions: Iterable[list[Event]], begun: Event | None = None) -> Iterator[StepSeen]:
-    """Yield each step of ``portions``, the lists of :func:`events`.
-
-    ``begun``: STEP event of the step that is open before the first list; None: no step is.
-    """
+    """Yield each step of ``portions`` (see :func:`events`). ``begun``: STEP event that is open before them."""
     for portion in portions:
-        last = portion.pop() if portion and portion[-1][0] in (STEP, PAUSE) else None
+        last = portion.pop() if portion and portion[-1][0] in (kinds.STEP, kinds.PAUSE) else None
         if begun is not None:
-            body = [event for event in portion if event[0] not in EXCLUDING]
-            yield StepSeen(begun, body, last, [event for event in portion if event[0] in EXCLUDING])
-        begun = last if last is not None and last[0] == STEP else None
+            body = [event for event in portion if event[0] not in kinds.EXCLUDING]
+            yield StepSeen(begun, body, last, [event for event in portion if event[0] in kinds.EXCLUDING])
+        begun = last if last is not None and last[0] == kinds.STEP else None
     if begun is not None:
         yield StepSeen(begun, [], None, [])
 
@@ -241,33 +230,29 @@ def _works(process: AttachedProcess, stretch: Sequence[Segment]) -> Iterator[Ker
     scale = (last_host_ns - host_ns) / max(1, last_device_ns - device_ns)
     for portion in events(segment.path for segment in stretch):
         for event in portion:
-            if event[0] == DEVICE_WORK:
+            if event[0] == kinds.DEVICE_WORK:
                 _, name, launch_start, launch_end, start, end = event
                 host_times_ns = (host_ns + round((moment - device_ns) * scale) for moment in (start, end))
                 yield Kernel(name, launch_start, launch_end, *host_times_ns)
 
 
 def _ledger_events(body: Sequence[Event], made_by: WorkerBatches) -> Iterator[Event]:
-    """Yield those events of a step that the ledger reads.
-
-    RECEIVED events get the stages that the loader worker recorded, and the number of tokens that are not padding.
-    """
+    """Yield the ledger's events of a step. RECEIVED events get the worker's stages and the tokens without padding."""
     padded: Event | None = None  # padding of the next batch, if every batch is counted
     for event in body:
-        if event[0] == PADDED:
+        if event[0] == kinds.PADDED:
             padded = event if event[4] else None
-        elif event[0] == RECEIVED:
+        elif event[0] == kinds.RECEIVED:
             yield _with_maker(event, made_by, padded)
             padded = None
-        elif event[0] not in OWN:
+        elif event[0] not in kinds.OWN:
             yield event
 
 
 def _with_maker(event: Event, made_by: WorkerBatches, padded: Event | None) -> Event:
     """Return the ledger's event of a batch: (kind, trace with stages, tokens, tokens without padding, samples).
 
-    An element is None if it is unknown. At the end of an epoch, tokens and samples are 0. ``padded``: PADDED event of
-    this batch; None if its padding was not counted.
+    An element is None if unknown; 0 at the end of an epoch. ``padded``: its PADDED event, if counted.
     """
     kind, trace, tokens, _, samples = event
     if data_ended(event):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.attach.command import Ended
-from harness.attach.frames import AttachedProcess, read, was_attached
+from harness.attach.frames import AttachedProcess, made_in, read, trained_by_rank, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.program_causes import program_causes
 from harness.attach.retention import minutes_of, thinned
@@ -48,13 +48,12 @@ def make_study(
 ) -> ExecResult:
     """Create the study in ``folder`` from the records in ``raw``, one arm per process that trained.
 
-    ``ended``: exit code and times of the command; None if they are unknown. ``recent``: how many of the last files of
-    each process to use, each about a minute long; None: all.
+    ``recent``: how many of the last files of each process to use, each about a minute long; None: all.
     """
     processes = read(raw, recent)
-    trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
+    trained = trained_by_rank(processes)
     arms = dict(zip(_names(trained), trained, strict=True))
-    made_by = {process.process.pid: process.made for process in processes if process.made}
+    made_by = made_in(processes)
     origin = RunOrigin(record_user_environment(), 0 if ended is None else ended.code, begun_utc)
     study_id, windows = new_study_id(), ProfiledWindows(raw)
     minutes = {arm: minutes_of(process) for arm, process in arms.items() if len(process.segments) > 1}
@@ -90,10 +89,7 @@ def make_study(
 
 
 def _faults(processes: Sequence[AttachedProcess], trained: Sequence[AttachedProcess]) -> Iterator[str]:
-    """Yield a line for each error of the agent, and for each name in an option (--fetch, --step-ends) without a match.
-
-    ``trained``: those of ``processes`` that trained.
-    """
+    """Yield a line for each error of the agent, and each name in an option (--fetch, --step-ends) without a match."""
     for process in processes:
         for text in process.noted("fault"):
             yield (
@@ -103,10 +99,8 @@ def _faults(processes: Sequence[AttachedProcess], trained: Sequence[AttachedProc
     for process in trained:
         for text in process.noted("device_fault"):
             yield f"process {process.process.pid}: device times are missing ({text}); host times are recorded"
-    for process in trained:
         for name in process.noted("unknown_fetch"):
             yield f"process {process.process.pid}: --fetch {name}: no such function when the first step began"
-    for process in trained:
         if process.noted("optimizer") and not process.noted("closes"):
             names = ", ".join(dict.fromkeys(str(name) for _, name in process.noted("optimizer")))
             yield (
@@ -130,10 +124,7 @@ class _Arm:
 
 
 def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended | None) -> tuple[list[RunRecord], int]:
-    """Write the tables of ``arm``, by block and for a profiling window. Return (run records, number of lost steps).
-
-    A step is lost if an exception of the program's signal handler interrupted a hook of the agent in it.
-    """
+    """Write the tables of ``arm``. Return (run records, steps lost because a signal handler raised in a hook)."""
     process = arm.process
     profiled, closing = profiled_steps(process), closing_step(process)
     plan = BlockPlan(profiled=profiled, closing=closing)
@@ -167,10 +158,9 @@ def _runs(arm: _Arm, windows: ProfiledWindows, origin: RunOrigin, ended: Ended |
 def _program_ms(
     blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None, deleted: Sequence[Minute] = ()
 ) -> dict[str, float] | None:
-    """Return the ms of each part of the program, such as start-up and measured steps; None if no step began.
+    """Return the ms of each part of the program; None if no step began. ``profiled``: index of the profiled block.
 
-    ``profiled``: index of the profiling window's block; None: there is none. ``ended``: None leaves out start-up and
-    the time after the steps. ``deleted``: summaries of files that were deleted.
+    Without ``ended``, start-up and the time after the steps are left out. ``deleted``: summaries of deleted files.
     """
     begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:

@@ -8,25 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from harness.attach.agent.events import (
-    BEGUN_ANEW,
-    COLLECTED,
-    COUNTED,
-    DEMAND,
-    ENDED,
-    ENTER,
-    EVALUATION,
-    EXIT,
-    HOLDER,
-    HOOKS,
-    ITERATED,
-    MEMORY_READ,
-    OTHER_RAN,
-    PADDED,
-    RECEIVED,
-    SAMPLED,
-    TOKENIZED,
-)
+from harness.attach.agent import events as kinds
 from harness.attach.frames import Made
 from harness.explain.causes import PASSES
 from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
@@ -68,7 +50,7 @@ class StepLengths:
         for part in self.parts.values():
             if len(part) < len(self.wall):
                 part.append(0.0)
-        self.work.append(sum(event[2] or event[4] for event in body if event[0] == RECEIVED))
+        self.work.append(sum(event[2] or event[4] for event in body if event[0] == kinds.RECEIVED))
 
 
 @dataclass
@@ -80,7 +62,7 @@ class FirstStep:
     batches: int = 0  # batches of the step
 
     def add(self, body: Sequence[Event]) -> None:
-        passes = (place for place, event in enumerate(body) if event[0] == ENTER and event[1] in PASSES)
+        passes = (place for place, event in enumerate(body) if event[0] == kinds.ENTER and event[1] in PASSES)
         ahead = body[: next(passes, None)]
         self.fetch_ns = own_ns(ahead).get("fetch", 0)
         self.ahead, self.batches = _arrived(ahead), _arrived(body)
@@ -102,7 +84,7 @@ class ExcludedSteps:
     ) -> None:
         """Add a step with excluding ``events``."""
         self.numbers.append(begun[3])
-        evaluated = [event[1] for event in events if event[0] == EVALUATION]
+        evaluated = [event[1] for event in events if event[0] == kinds.EVALUATION]
         self.evaluated.update(evaluated)
         if warmup:
             return
@@ -112,7 +94,7 @@ class ExcludedSteps:
         self.evaluating += 1
         self.evaluating_ns += 0 if ended is None else ended[1] - begun[1]
         for event in body:
-            if event[0] == SAMPLED and event[1] not in ("backward", HOOKS, HOLDER, "optimizer"):
+            if event[0] == kinds.SAMPLED and event[1] not in ("backward", kinds.HOOKS, kinds.HOLDER, "optimizer"):
                 self.place_ns[event[2]] += event[4]
 
 
@@ -130,10 +112,7 @@ class ThreadTime:
         return round(min(self.running_ns / self.clocked_ns, 1.0), 4) if self.clocked_ns else None
 
     def add(self, begun: Event, body: Sequence[Event], ended: Event) -> int:
-        """Add a step, and return the ns for which its thread waited for a core; 0 if that was not recorded.
-
-        ``begun``, ``ended``: events at both ends of the step. ``body``: events in between.
-        """
+        """Add a step; return the ns for which its thread waited for a core, 0 if not recorded."""
         # Without readings: the machine has none, or the thread had ended.
         if not all(boundary[2] and boundary[2][0] for boundary in (begun, ended)):
             return 0
@@ -173,18 +152,18 @@ class DataWork:
         return max(1, self.fetches.most_common(1)[0][0]) if self.fetches else 1
 
     def add(self, body: Sequence[Event], made_by: WorkerBatches) -> None:
-        self.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
-        self.iterating_ns += sum(event[1] for event in body if event[0] == ITERATED)
+        self.tokenizing_ns += sum(event[1] for event in body if event[0] == kinds.TOKENIZED)
+        self.iterating_ns += sum(event[1] for event in body if event[0] == kinds.ITERATED)
         self.restarting_ns += _restarting(body)
-        self.choosing_ns += sum(_choosing(event) for event in body if event[0] == RECEIVED)
-        self.epoch_ends += sum(event[0] == RECEIVED and data_ended(event) for event in body)
-        self.epoch_ends += sum(event[0] == BEGUN_ANEW and event[1] for event in body)
+        self.choosing_ns += sum(_choosing(event) for event in body if event[0] == kinds.RECEIVED)
+        self.epoch_ends += sum(event[0] == kinds.RECEIVED and data_ended(event) for event in body)
+        self.epoch_ends += sum(event[0] == kinds.BEGUN_ANEW and event[1] for event in body)
         self.fetches[_arrived(body)] += 1
         for event in body:
-            if event[0] == PADDED:
+            if event[0] == kinds.PADDED:
                 positions, padded, columns = self.padding
                 self.padding = positions + event[1], padded + event[2], columns + event[3]
-            elif event[0] == RECEIVED and event[1]:
+            elif event[0] == kinds.RECEIVED and event[1]:
                 self._add_rows(event, made_by)
 
     def _add_rows(self, received: Event, made_by: WorkerBatches) -> None:
@@ -210,15 +189,15 @@ class Looks:
     held_shares: Mapping[int, float] = field(default_factory=dict)  # over the whole program, see held_shares()
 
     def add(self, event: Event) -> None:
-        if event[0] == SAMPLED:
+        if event[0] == kinds.SAMPLED:
             _, phase, place, found, ns, looks = event
             self.sampled_ns[phase, place, found] += ns
             self.looks += looks
-        elif event[0] == COLLECTED:
+        elif event[0] == kinds.COLLECTED:
             _, times, ns, place = event
             self.collections[place] += times
             self.collecting_ns[place] += ns
-        elif event[0] == OTHER_RAN:
+        elif event[0] == kinds.OTHER_RAN:
             self.others_ns[event[1]] += event[2]
             self.held_ns[event[1]] += event[3]
 
@@ -260,10 +239,9 @@ class StepTotals:
     def begin(
         self, begun: Event, body: Sequence[Event], ended: Event | None, excluding: Sequence[Event], alternating: bool
     ) -> Event:
-        """Count a step, and return its STEP event with the final (repetition, True if not measured) as last items.
+        """Count a step; return its STEP event with the final (repetition, True if not measured) as last items.
 
-        ``excluding``: events that exclude the step from measurement. ``alternating``: True keeps the event's
-        repetition; False numbers repetitions of REPETITION_STEPS measured steps.
+        ``alternating``: True keeps the event's repetition; else REPETITION_STEPS measured steps are one.
         """
         kind, now, reading, number, repetition, warmup = begun
         warming_up = bool(warmup or self.begun < self.warming_up)
@@ -276,23 +254,20 @@ class StepTotals:
         return kind, now, reading, number, repetition, self.last_unmeasured
 
     def measure(self, begun: Event, body: Sequence[Event], ended: Event, made_by: WorkerBatches) -> None:
-        """Add a measured step: ``begun`` and ``ended`` are events at its ends, ``body`` those between.
-
-        ``made_by``: batches of the loader workers.
-        """
+        """Add a measured step. ``made_by``: batches of the loader workers."""
         wall_ns = ended[1] - begun[1]
         self.first_measured = self.first_measured if self.measured else begun[3]
         self.measured += 1
         self.wall_ns += wall_ns
         for event in body:
             self.looks.add(event)
-            if event[0] == COUNTED:
+            if event[0] == kinds.COUNTED:
                 _, name, times = event
                 before = self.counted.get(name, StepCount())
                 self.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
-            elif event[0] == DEMAND:
+            elif event[0] == kinds.DEMAND:
                 self.demand_ns = self.demand_ns[0] + event[1], self.demand_ns[1] + event[2]
-            elif event[0] == MEMORY_READ:
+            elif event[0] == kinds.MEMORY_READ:
                 self.memory.append((begun[3], *event[1:]))
         self.data.add(body, made_by)
         self.lengths.add(wall_ns - self.thread.add(begun, body, ended), body)
@@ -309,10 +284,9 @@ def complete(blocks: Sequence[StepTotals]) -> None:
 
 
 def held_shares(blocks: Sequence[Looks]) -> dict[int, float]:
-    """Return, by number of the place, the share (0 to 1) of other threads' time with the interpreter lock held.
+    """Return, by place, the share of other threads' time with the interpreter lock held; 0 below HELD_SHARE_MIN.
 
-    Only HELD_LOOKS_SHARE of the looks at a held lock notice it, so the noticed share is divided by that. A noticed
-    share below HELD_SHARE_MIN counts as 0.
+    Only HELD_LOOKS_SHARE of the looks at a held lock notice it.
     """
     shares = {}
     for place in dict.fromkeys(place for looks in blocks for place in looks.others_ns):
@@ -334,13 +308,13 @@ def _restarting(body: Sequence[Event]) -> int:
     total_ns = begun_ns = wait_ns = 0
     restarts = False  # True if the last wait ended an epoch, or a loader restarted
     for event in body:
-        if event[0] == ENTER and event[1] == "fetch":
+        if event[0] == kinds.ENTER and event[1] == "fetch":
             begun_ns = event[2]
-        elif event[0] == EXIT and event[1] == "fetch":
+        elif event[0] == kinds.EXIT and event[1] == "fetch":
             wait_ns = event[2] - begun_ns
-        elif event[0] == BEGUN_ANEW:
+        elif event[0] == kinds.BEGUN_ANEW:
             restarts = True
-        elif event[0] == RECEIVED:
+        elif event[0] == kinds.RECEIVED:
             ended = data_ended(event)
             total_ns += wait_ns if ended or restarts else 0
             restarts = ended
@@ -365,9 +339,9 @@ def own_ns(body: Sequence[Event]) -> dict[str, int]:
     phases_ns: dict[str, int] = {}
     around: list[list[int]] = []  # start of each open phase, and the time of its inner phases
     for event in body:
-        if event[0] == ENTER:
+        if event[0] == kinds.ENTER:
             around.append([event[2], 0])
-        elif event[0] == EXIT and around:
+        elif event[0] == kinds.EXIT and around:
             begun_ns, inside_ns = around.pop()
             lasted_ns = event[2] - begun_ns
             phases_ns[event[1]] = phases_ns.get(event[1], 0) + lasted_ns - inside_ns
@@ -381,11 +355,11 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
     wall_ns = cpu_ns = depth = 0
     since = (0, 0)
     for event in body:
-        if event[0] == ENTER:
+        if event[0] == kinds.ENTER:
             if depth == 0:
                 since = event[2], event[3]
             depth += 1
-        elif event[0] == EXIT and depth:
+        elif event[0] == kinds.EXIT and depth:
             depth -= 1
             if depth == 0:
                 wall_ns += event[2] - since[0]
@@ -395,10 +369,10 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
 
 def _arrived(body: Sequence[Event]) -> int:
     """Return the number of batches that arrived among the step's events."""
-    return sum(event[0] == RECEIVED and not data_ended(event) for event in body)
+    return sum(event[0] == kinds.RECEIVED and not data_ended(event) for event in body)
 
 
 def data_ended(received: Event) -> bool:
     """Return True if the event ``received`` stands for the end of an epoch: the wait brought no batch."""
     trace = received[1]
-    return trace is not None and trace[3] == ENDED
+    return trace is not None and trace[3] == kinds.ENDED

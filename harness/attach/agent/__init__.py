@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
+_RESET = ("boundaries", "controls", "watching", "causes", "inspection", "padding", "repeats", "own_time")
+_HOOKED = ("loading", "updates", "tokenizing", "watching", "inspection", "causes", "own_time", "profiling", "on_demand")
 _patched = False
 
 
@@ -19,41 +22,17 @@ def begin(folder: str) -> bool:
     Return False, and record nothing, if ``folder`` does not exist or a recording is already active.
     """
     global _patched
-    from _harness_agent import (
-        boundaries,
-        causes,
-        controls,
-        guard,
-        inspection,
-        loading,
-        on_demand,
-        own_code,
-        own_time,
-        padding,
-        profiling,
-        record,
-        repeats,
-        tokenizing,
-        updates,
-        watching,
-    )
+    from _harness_agent import guard, profiling, record
 
     if not record.begin(folder):
         return False
-    boundaries.forget()
-    controls.forget()
-    watching.forget()
-    causes.forget()
-    inspection.forget()
-    padding.forget()
-    repeats.forget()
-    own_time.forget()
+    for name in _RESET:
+        import_module(f"{__name__}.{name}").forget()
     guard.on, guard.fault = True, None
     if not _patched:
         _patched = True
-        hooked = (loading, updates, tokenizing, watching, inspection, causes, own_code, own_time, profiling, on_demand)
-        for module in hooked:
-            guard.carefully(module.patch)
+        for name in _HOOKED:
+            guard.carefully(import_module(f"{__name__}.{name}").patch)
         guard.carefully(_hide_from_dynamo)
     guard.carefully(profiling.begin)
     return True
@@ -93,10 +72,7 @@ def span(name: str, stage: bool) -> Iterator[None]:
 
 
 def _hide_from_dynamo() -> None:
-    """Keep torch.compile (Dynamo) from compiling the agent's functions and all that they call.
-
-    A user's function that a wrapper of the agent calls may still be compiled.
-    """
+    """Keep torch.compile from compiling the agent's functions; functions of the user that wrappers call may be."""
     import sys
     from types import CodeType, FunctionType
     from typing import Any

@@ -22,10 +22,7 @@ class _Noted:
 
 
 def watch(iterator: Any) -> None:
-    """Note when batches of workers reach this DataLoader iterator. A second call for an iterator has no effect.
-
-    Nothing is noted if torch's iterator lacks the attributes that identify a batch.
-    """
+    """Note when batches of workers reach this DataLoader iterator, if it has the attributes that identify a batch."""
     if hasattr(iterator, _NAME):
         return
     noted = _Noted()
@@ -43,16 +40,12 @@ def watch(iterator: Any) -> None:
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """Remove and return (arrival, end of unpacking, True if the program waited for it) of the current batch, in ns.
-
-    None if the batch was not noted.
-    """
+    """Remove and return (arrival, end of unpacking, True if waited for) of the current batch in ns; None if unknown."""
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None
 
 
 def forget(iterator: Any) -> None:
-    """Drop an iterator's notes when persistent workers start a new epoch, because batch numbers then restart at 0."""
     if (noted := getattr(iterator, _NAME, None)) is not None:
         noted.found.clear()
 

@@ -12,30 +12,18 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
+from _harness_agent import events as kinds
 from _harness_agent import phases, record, run_queue
-from _harness_agent.events import (
-    BEGUN_ANEW,
-    ENTER,
-    EVALUATION,
-    EXIT,
-    RECEIVED,
-    UNKNOWN_FETCH,
-    UNKNOWN_NUMBER,
-    UNPACKED,
-)
 
 MOST_UNKNOWN = 64  # batches of unknown use, before they count as evaluation
 Loader = tuple[int, int, bool]  # workers, batches in flight per worker, True if the workers outlive an epoch
 Trace = tuple[str, int, int, int, Any]  # role, pid, thread, number of the batch, pieces of stages
-NO_TRACE = ("unknown", 0, 0, UNKNOWN_NUMBER, ())
+NO_TRACE = ("unknown", 0, 0, kinds.UNKNOWN_NUMBER, ())
 
 
 @dataclass(slots=True)
 class _Batches:
-    """Sources of batches with their use (training, evaluation or unknown), and facts about the batch that is arriving.
-
-    A source is the id of a dataset or function.
-    """
+    """Sources of batches (ids of datasets or functions) with their use, and facts about the batch that is arriving."""
 
     trained_on: set[int] = field(default_factory=set)  # sources whose batches were followed by a backward pass
     sources: set[int] = field(default_factory=set)  # other sources with batches since the last backward pass
@@ -69,36 +57,26 @@ def interrupted() -> None:
     state.in_marked_fetch = state.trace = None
 
 
-# ---- use
-
-
 def evaluates(*, graphs: bool = False) -> None:
     """Record an evaluation batch. ``graphs``: True if the model ran with gradients, so that autograd made graphs."""
-    phases.state.events.append((EVALUATION, graphs))
+    phases.state.events.append((kinds.EVALUATION, graphs))
     for action in on_evaluation:
         action()
 
 
 def use_is_unknown() -> None:
-    """Append an UNKNOWN_FETCH event, as a wait for a batch begins that may be for training or for evaluation.
-
-    After MOST_UNKNOWN such batches, count those as evaluation first.
-    """
+    """Append an UNKNOWN_FETCH event for a wait. After MOST_UNKNOWN such batches, count those as evaluation first."""
     if state.unknown >= MOST_UNKNOWN:
         drop_unknown()
-    phases.state.events.append((UNKNOWN_FETCH, monotonic_ns(), run_queue.read()))
+    phases.state.events.append((kinds.UNKNOWN_FETCH, monotonic_ns(), run_queue.read()))
     state.unknown += 1
 
 
 def take_unknown() -> tuple[int, tuple[Any, ...], list[tuple[Any, ...]], list[Loader]]:
-    """Remove the batches of unknown use from the events, and return what was recorded of them.
-
-    Return (number of batches, UNKNOWN_FETCH event of the first, all other events since then, facts about their
-    DataLoaders).
-    """
+    """Remove the batches of unknown use; return (their number, first UNKNOWN_FETCH, other events since, loaders)."""
     events = phases.state.events
-    first = next(place for place, event in enumerate(events) if event[0] == UNKNOWN_FETCH)
-    wait, since = events[first], [event for event in events[first:] if event[0] != UNKNOWN_FETCH]
+    first = next(place for place, event in enumerate(events) if event[0] == kinds.UNKNOWN_FETCH)
+    wait, since = events[first], [event for event in events[first:] if event[0] != kinds.UNKNOWN_FETCH]
     del events[first:]
     number, state.unknown = state.unknown, 0
     loaders, state.unknown_loaders = state.unknown_loaders, []
@@ -110,30 +88,26 @@ def drop_unknown() -> None:
     if not state.unknown:
         return
     number, _, since, _ = take_unknown()
-    runs = any(event[0] == ENTER and event[1] == "forward" for event in since)
+    runs = any(event[0] == kinds.ENTER and event[1] == "forward" for event in since)
     phases.state.events += [event for event in since if not _of_fetch(event)]
     for _ in range(number):
         evaluates(graphs=runs and not state.ran_without_gradients)
 
 
 def _of_fetch(event: tuple[Any, ...]) -> bool:
-    return event[0] in (RECEIVED, UNPACKED, BEGUN_ANEW) or (event[0] in (ENTER, EXIT) and event[1] == "fetch")
+    return event[0] in (kinds.RECEIVED, kinds.UNPACKED, kinds.BEGUN_ANEW) or (
+        event[0] in (kinds.ENTER, kinds.EXIT) and event[1] == "fetch"
+    )
 
 
 def evaluated() -> None:
-    """Record that the model ran without gradients.
-
-    Batches of unknown use then count as evaluation, unless a backward pass begins before the next fetch.
-    """
+    """Record that the model ran without gradients: an evaluation, unless a backward pass follows."""
     state.ran_without_gradients = True
     state.settled.clear()
 
 
 def ran_out(source: int) -> None:
-    """Record that an iterator over dataset ``source`` (id) reached the end of the data.
-
-    Batches of unknown use then count as evaluation, because no backward pass followed them.
-    """
+    """Record the end of dataset ``source`` (id). Batches of unknown use, without a backward pass, were evaluation."""
     state.ended.add(source)
     if state.unknown:
         state.sources.discard(source)
@@ -141,19 +115,12 @@ def ran_out(source: int) -> None:
 
 
 def begins_anew(source: int) -> bool:
-    """Record a new iterator over dataset ``source`` (id).
-
-    Return True if the dataset's previous iterator reached the end of the data. If the dataset is trained on, the next
-    batch is marked as the first after a restart.
-    """
+    """Record a new iterator over dataset ``source`` (id); return True if its previous iterator reached the end."""
     ended = source in state.ended
     if source in state.trained_on:
         state.anew, state.early = True, not ended
     state.ended.discard(source)
     return ended
-
-
-# ---- arrival
 
 
 def made_by(trace: Trace | None) -> None:
@@ -164,27 +131,23 @@ def made_by(trace: Trace | None) -> None:
 
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
-    """Record the arrival of a training batch.
-
-    ``trace``: the batch's maker (None: unknown); ``loader``: facts about the DataLoader. ``items``: dataset items that
-    this process put into the batch; 0: unknown, or made by a worker.
-    """
+    """Record a training batch. ``trace``: its maker. ``items``: those that this process put into it; 0: unknown."""
     recording = state
     if recording.unknown:
         recording.unknown_loaders.append(loader)
     elif loader not in recording.noted:
         note_loader(loader)
     events = phases.state.events
-    arrived = (RECEIVED, trace, tokens, items, samples)
+    arrived = (kinds.RECEIVED, trace, tokens, items, samples)
     if recording.anew:
         recording.anew = False
-        events.append((BEGUN_ANEW, recording.early))
+        events.append((kinds.BEGUN_ANEW, recording.early))
     unpacked, recording.unpacked = recording.unpacked, None
     if recording.in_marked_fetch is not None:  # a single wait, maybe for several batches
         recording.in_marked_fetch.append(arrived)
         return
     if unpacked is not None:
-        events.append((UNPACKED, *unpacked))
+        events.append((kinds.UNPACKED, *unpacked))
     events.append(arrived)
 
 

@@ -23,19 +23,7 @@ from typing import Any
 
 import torch
 from _harness_agent import batches, device, forks, gate, phases, record, run_queue, stages, switches
-from _harness_agent.events import (
-    DEVICE_WORK,
-    ENTER,
-    EVENTS,
-    ITERATED,
-    NOT_FINITE,
-    PAUSE,
-    POSSIBLE_STEP,
-    RECEIVED,
-    STEP,
-    TOKENIZED,
-    UNKNOWN_NUMBER,
-)
+from _harness_agent import events as kinds
 from torch import Tensor, is_grad_enabled
 
 # Short steps share a frame: within a step, writing a frame takes several times as long as in a tight loop. A SIGKILL
@@ -108,7 +96,6 @@ before_end: list[Callable[[int], bool]] = []
 
 
 def forget() -> None:
-    """Reset the step recording, the device recording and the turns: in a forked child, and before the next program."""
     _forget_steps()
     device.forget()
     gate.forget()
@@ -122,11 +109,7 @@ def _forget_steps(adopted_thread: int | None = None) -> None:
 
 
 def adopt() -> bool:
-    """Record the calling thread, whose backward pass begins, if the recorded one has ended or never ran such a pass.
-
-    Return True if the calling thread is recorded from now on: its records go into a new file of this process. A
-    recorded thread that trained and ended keeps its records in the old file.
-    """
+    """Record the calling thread from now on, if the recorded one has ended or never trained; return True if so."""
     if not _adopting.acquire(blocking=False):  # Another thread is being adopted.
         return False
     try:
@@ -153,15 +136,10 @@ def interrupted() -> None:
     phases.interrupted(in_step=steps.begun > 0)
 
 
-# ---- waits, passes, and calls outside of phases
-
-
 def fetching(source: int, loader: bool = True) -> bool:
-    """Handle the start of a wait for a batch. Open a step if the batch is certainly for training.
+    """Handle a wait for a batch of ``source`` (id of dataset or function); open a step if it is certainly for training.
 
-    Return False for an evaluation batch, and True for a training batch or one whose use is not known yet. ``source``:
-    id of the dataset or function. ``loader``: False if a function serves the batch. A source in ``settled`` skips all
-    checks: it is trained on, an optimizer was seen, and no batch is of unknown use.
+    Return False for an evaluation batch. ``loader``: False if a function serves it. ``settled`` ones skip all checks.
     """
     known = batches.state
     if source in known.settled and is_grad_enabled():
@@ -207,10 +185,7 @@ def trains() -> None:
 
 
 def backward_of(loss: Tensor) -> None:
-    """Append a NOT_FINITE event if ``loss`` is NaN or infinite for at least the LASTING-th backward pass in a row.
-
-    Losses that are not on the CPU or not a single number are not checked.
-    """
+    """Append NOT_FINITE at the LASTING-th NaN or infinite ``loss`` in a row; checked are single numbers on the CPU."""
     recording, on_cpu = steps, loss.is_cpu
     if not (recording.trained and on_cpu):
         recording.trained = True
@@ -222,34 +197,23 @@ def backward_of(loss: Tensor) -> None:
         return
     recording.not_finite += 1
     if recording.not_finite >= LASTING:
-        phases.state.events.append((NOT_FINITE,))
+        phases.state.events.append((kinds.NOT_FINITE,))
 
 
 def tokenized(elapsed_ns: int) -> None:
     """Record ``elapsed_ns`` of a tokenizer call in the recorded thread; ignored before step 0 and within a phase."""
     if steps.begun and not phases.state.open and phases.watched():
-        phases.state.events.append((TOKENIZED, elapsed_ns))
+        phases.state.events.append((kinds.TOKENIZED, elapsed_ns))
 
 
 def iterated(source: int, elapsed_ns: int) -> None:
-    """Record ``elapsed_ns`` in which a DataLoader made an iterator and started its workers.
-
-    Ignore the call before the first step, within a phase, or for a dataset (``source``: its id) that is not trained on
-    yet.
-    """
+    """Record ``elapsed_ns`` of making an iterator over dataset ``source`` (id), if trained on and outside phases."""
     if steps.begun and not phases.state.open and source in batches.state.trained_on and phases.watched():
-        phases.state.events.append((ITERATED, elapsed_ns))
-
-
-# ---- steps
+        phases.state.events.append((kinds.ITERATED, elapsed_ns))
 
 
 def begin_step() -> None:
-    """Open the next step, unless a step or a phase is open or the program marks its steps itself.
-
-    Until an optimizer is seen, a backward pass may end a step: the start of the next one is then noted as possible, or,
-    once the program counts as having no optimizer, opened.
-    """
+    """Open the next step if none is open; until an optimizer is seen, only note it as possible."""
     if phases.state.open or steps.by_hand:
         return
     if not optimizers.updates and steps.backward_since:
@@ -280,10 +244,7 @@ def later(number: int) -> int:
 
 
 def _open_step() -> None:
-    """Begin the next step. Where commands take turns, first wait for this program's turn.
-
-    Set ``steps.enough`` once all requested steps are measured, or if the launcher ends the turns.
-    """
+    """Begin the next step, once it is this program's turn. Set ``steps.enough`` if all requested ones are measured."""
     recording, plan = steps, measuring
     if plan.most_steps is not None and recording.begun - plan.unmeasured >= plan.most_steps and not recording.by_hand:
         recording.enough = all(may_end(recording.begun) for may_end in before_end)
@@ -314,7 +275,7 @@ def _pause() -> None:
     """Wait until the device is idle, then end the open step: its device work is part of the turn that ends."""
     _drain()
     if steps.begun:
-        flush((PAUSE, monotonic_ns(), run_queue.read()))
+        flush((kinds.PAUSE, monotonic_ns(), run_queue.read()))
 
 
 def _drain() -> None:
@@ -332,23 +293,20 @@ def enter_by_hand(name: str) -> None:
 
 
 def leave_by_hand(name: str) -> None:
-    """End the phase ``name`` that the program marked.
-
-    The end of "fetch" also records the arrival of one batch, with the stages that the program marked meanwhile.
-    """
+    """End the phase ``name`` that the program marked; the end of "fetch" is also the arrival of one batch."""
     phases.leave(name)
     if name == "fetch":
         within, batches.state.in_marked_fetch = batches.state.in_marked_fetch, None
         pieces = stages.take()
         if not within:
-            batches.received(("main", *stages.origin(), UNKNOWN_NUMBER, pieces), 0, 0, (0, 1, False))
+            batches.received(("main", *stages.origin(), kinds.UNKNOWN_NUMBER, pieces), 0, 0, (0, 1, False))
             return
         # Loaders within the fetch count as one wait. The last batch's maker stands for all.
         _, trace, _, items, _ = within[-1]
         if trace is not None and trace[0] == "main":
             trace = (*trace[:4], (*trace[4], *pieces))
         phases.state.events.append(
-            (RECEIVED, trace, sum(batch[2] for batch in within), items, sum(batch[4] for batch in within))
+            (kinds.RECEIVED, trace, sum(batch[2] for batch in within), items, sum(batch[4] for batch in within))
         )
 
 
@@ -370,12 +328,12 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
     if ends_frame or now - recording.begun_ns > LONG_NS:
         for action in on_step_end:
             own.events += action()
-    own.events.append((STEP, now, reading, number, repetition, warmup))
+    own.events.append((kinds.STEP, now, reading, number, repetition, warmup))
     recording.begun_ns = now
     if ends_frame:
         recording.written_ns = now
         events, own.events = own.events, []
-        record.write(EVENTS, events)
+        record.write(kinds.EVENTS, events)
 
 
 def _is_warmup(number: int) -> bool:
@@ -393,7 +351,7 @@ def _is_warmup(number: int) -> bool:
 def _may_begin() -> None:
     """Note a possible step start. After MOST_ACCUMULATED of them, decide that the program has no optimizer."""
     steps.backward_since = False
-    phases.state.events.append((POSSIBLE_STEP, monotonic_ns(), run_queue.read()))
+    phases.state.events.append((kinds.POSSIBLE_STEP, monotonic_ns(), run_queue.read()))
     steps.possible += 1
     if steps.possible >= MOST_ACCUMULATED:
         decide(optimizer=False)
@@ -403,49 +361,47 @@ def decide(*, optimizer: bool) -> None:
     """Settle the noted step starts: with an ``optimizer`` they are dropped, else each starts a step."""
     events, phases.state.events, steps.possible = phases.state.events, [], 0
     if optimizer:
-        phases.state.events = [event for event in events if event[0] != POSSIBLE_STEP]
+        phases.state.events = [event for event in events if event[0] != kinds.POSSIBLE_STEP]
         return
     steps.without_optimizer = True
     for event in events:
-        if event[0] == POSSIBLE_STEP:
+        if event[0] == kinds.POSSIBLE_STEP:
             _begin(event[1], event[2])
         else:
             phases.state.events.append(event)
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write all events to the file, after ending the open step.
-
-    ``pause``: PAUSE event that ends the step; None at the end of the program: the step ends at its last optimizer
-    update.
-    """
+    """Write all events. ``pause``: PAUSE event that ends the open step; None at the end: the last update does."""
     begun, ends = pause, pause is None
     batches.drop_unknown()
     if begun is None:
         if steps.possible:
             decide(optimizer=False)
         if steps.by_hand:
-            begun = (PAUSE, monotonic_ns(), run_queue.read())
+            begun = (kinds.PAUSE, monotonic_ns(), run_queue.read())
         elif steps.begun and (steps.closed or not optimizers.updates):
-            begun = (PAUSE, steps.closed_ns, ())
+            begun = (kinds.PAUSE, steps.closed_ns, ())
     phases.state.events += device.last() if ends else device.collect()
     events, phases.state.events = phases.state.events, []
     if begun is not None:  # events after the last update are in no step
-        late = next((place for place, event in enumerate(events) if event[0] == ENTER and event[2] > begun[1]), None)
+        late = next(
+            (place for place, event in enumerate(events) if event[0] == kinds.ENTER and event[2] > begun[1]), None
+        )
         if late is not None:
-            events[late:] = [event for event in events[late:] if event[0] == DEVICE_WORK]
+            events[late:] = [event for event in events[late:] if event[0] == kinds.DEVICE_WORK]
         events.append(begun)
     if events:
-        record.write(EVENTS, events)
+        record.write(kinds.EVENTS, events)
 
 
 def write_whole_steps() -> None:
     """Write the events of ended steps, without waiting for the device. The open step is kept."""
     events = phases.state.events
-    end = next((number for number in range(len(events), 0, -1) if events[number - 1][0] == STEP), 0)
+    end = next((number for number in range(len(events), 0, -1) if events[number - 1][0] == kinds.STEP), 0)
     if end:
         phases.state.events = events[end:]
-        record.write(EVENTS, events[:end])
+        record.write(kinds.EVENTS, events[:end])
 
 
 def leave_if_enough() -> None:

@@ -64,7 +64,6 @@ def patch() -> None:
 
 
 def forget() -> None:
-    """Stop the audit and reset all counters. The early steps of the next program are audited again."""
     global current, _counts
     audit, current, _counts = current, None, _Counts()
     if audit is not None:
@@ -73,47 +72,48 @@ def forget() -> None:
 
 def batch_arrived(batch: Any) -> None:
     """Add the bytes of a batch's pageable CPU tensors to the running audit of device waits. Do nothing without one."""
-    if current is None:
-        return
-    try:
-        from _harness_agent import loading
+    if current is not None:
+        _carefully(_add_pageable, current, batch)
 
-        tensors = [tensor for tensor in loading.tensors(batch) if isinstance(tensor, torch.Tensor) and tensor.is_cpu]
-        current.pageable_bytes += sum(
-            tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_pinned()
-        )
-    except Exception as error:
-        guard.let_through(error)
-        _give_up(error)
+
+def _add_pageable(audit: _WaitAudit, batch: Any) -> None:
+    from _harness_agent import loading
+
+    tensors = [tensor for tensor in loading.tensors(batch) if isinstance(tensor, torch.Tensor) and tensor.is_cpu]
+    audit.pageable_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_pinned())
 
 
 def _on_step(number: int) -> None:
+    _carefully(_audit_from, number)
+
+
+def _audit_from(number: int) -> None:
     global current
+    if number == FIRST and current is None and device.state.stream is not None:
+        cuda: Any = torch._C  # a build without CUDA lacks these functions
+        if hasattr(cuda, "_cuda_set_sync_debug_mode") and cuda._cuda_get_sync_debug_mode() == _DEFAULT:
+            current = _WaitAudit()
+            current.start()
+    elif number >= FIRST + CAUSE_STEPS and current is not None:
+        audit, current = current, None
+        if audit.on:  # else it ended early
+            audit.stop()
+            audit.note()
+
+
+def _carefully(action: Callable[..., None], *given: Any) -> None:
     try:
-        if number == FIRST and current is None and device.state.stream is not None:
-            cuda: Any = torch._C  # a build without CUDA lacks these functions
-            if hasattr(cuda, "_cuda_set_sync_debug_mode") and cuda._cuda_get_sync_debug_mode() == _DEFAULT:
-                current = _WaitAudit()
-                current.start()
-        elif number >= FIRST + CAUSE_STEPS and current is not None:
-            audit, current = current, None
-            if audit.on:  # else it ended early
-                audit.stop()
-                audit.note()
+        action(*given)
     except Exception as error:
-        guard.let_through(error)
         _give_up(error)
 
 
 def _give_up(error: Exception) -> None:
     global current
+    guard.part_failed("cause", error)
     audit, current = current, None
-    record.note("cause_fault", f"{type(error).__name__}: {error}"[:500])
     if audit is not None:
         audit.stop()
-
-
-# ---- waits for the device
 
 
 class _WaitAudit:
@@ -203,24 +203,15 @@ class _WaitAudit:
             place.timed += 1
             place.timed_ns += wait_ns
 
-    # ---- warnings
-
     def _show(
         self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
     ) -> None:
-        """Replace ``warnings.showwarning``: record torch's warnings of waits for the device, and pass on all others.
-
-        Torch warns when the waiting call returns.
-        """
+        """Replace ``warnings.showwarning``: record torch's warnings, as waiting calls return; pass on others."""
         now = monotonic_ns()
         if not self.on or not _MESSAGE.match(str(message)):
             self.show_before(message, category, filename, lineno, file, line)
         elif not self.inside and _SYNCHRONIZING in str(message):
-            try:
-                self._warned(sys._getframe(1), now)
-            except Exception as error:
-                guard.let_through(error)
-                _give_up(error)
+            _carefully(self._warned, sys._getframe(1), now)
 
     def _warned(self, frame: FrameType | None, now: int) -> None:
         if get_ident() != phases.recorded_thread:
@@ -231,8 +222,6 @@ class _WaitAudit:
             return
         begun_ns = self.calls.begun(frame.f_code)
         self._add(frame, None if begun_ns is None else now - begun_ns)
-
-    # ---- functions that are replaced
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         if (before := getattr(owner, name, None)) is not None:
@@ -249,22 +238,14 @@ class _WaitAudit:
                 return before(*given, **named)
             finally:
                 self.inside = False
-                try:
-                    self._add(sys._getframe(1), monotonic_ns() - begun_ns)
-                except Exception as error:
-                    guard.let_through(error)
-                    _give_up(error)
+                _carefully(self._add, sys._getframe(1), monotonic_ns() - begun_ns)
 
         return wait
 
     def _giving_way(self, before: Any) -> Any:
         def set_mode(*given: Any) -> Any:
             """End the audit, because the program sets torch's sync debug mode itself."""
-            try:
-                self.stop()
-            except Exception as error:
-                guard.let_through(error)
-                _give_up(error)
+            _carefully(self.stop)
             return before(*given)
 
         return set_mode
@@ -281,10 +262,7 @@ class _WaitAudit:
 
     def _staying_first(self, before: Any) -> Any:
         def _add_filter(*given: Any, **named: Any) -> Any:
-            """Add the program's warning filter, and put the audit's own filter first in the list again.
-
-            Otherwise the program's filter could turn the audit's warnings into errors.
-            """
+            """Add the program's warning filter, but keep ours first: else it could make errors of torch's warnings."""
             before(*given, **named)
             if not self.on or self.paused:
                 return
@@ -368,17 +346,13 @@ class _CallTimes:
         self.last[id(code)] = monotonic_ns()
 
 
-# ---- counts of every step
-
-
 def _step_ended() -> list[tuple[Any, ...]]:
     """Return COUNTED events of the step: compilations, and allocations that first had to free cached blocks."""
     try:
         return _counted()
     except Exception as error:
-        guard.let_through(error)
-        boundaries.on_step_end.remove(_step_ended)
         _give_up(error)
+        boundaries.on_step_end.remove(_step_ended)
         return []
 
 
@@ -416,10 +390,7 @@ def _note_reasons(dynamo: Any) -> None:
 
 
 def note_breaks(called: set[tuple[str, str]]) -> None:
-    """Note how many of torch.compile's graph breaks are in ``called``, with place and reason of the last one.
-
-    ``called``: (file, name) of the functions that the watched steps called.
-    """
+    """Note torch.compile's graph breaks in ``called``, the (file, name) of functions that the watched steps called."""
     reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
     places = [(frame, graph_break.reason) for graph_break in reasons for frame in graph_break.user_stack[-1:]]
     places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]

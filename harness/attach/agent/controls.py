@@ -23,16 +23,12 @@ _served: dict[int, int] = {}
 
 
 def forget() -> None:
-    """Drop all kept batches in a forked child and before the next program."""
     _kept.clear()
     _served.clear()
 
 
 def kept(source: int) -> Any:
-    """Return a copy of the next of the kept batches of dataset ``source`` (id), for the control "ideal-data".
-
-    None under another control, until KEPT batches are kept, and while the use of earlier batches is unknown.
-    """
+    """Return a copy of the next kept batch of dataset ``source`` (id) under "ideal-data"; None until KEPT are kept."""
     served = _kept.get(source, ())
     if record.settings.get("control") != "ideal-data" or len(served) < KEPT or batches.state.unknown:
         return None
@@ -47,10 +43,7 @@ def times_more() -> int:
 
 
 def thrown_away(source: int, batch: Any) -> bool:
-    """Return True if the control "data-only" discards ``batch``; the step ends there.
-
-    Under "ideal-data", also keep a copy of ``batch`` if it is among the first KEPT of dataset ``source`` (id).
-    """
+    """Return True if "data-only" discards ``batch``, which ends the step. Under "ideal-data", keep the first ones."""
     if batches.state.unknown:
         return False
     control = record.settings.get("control")

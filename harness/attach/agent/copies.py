@@ -37,10 +37,7 @@ class _IncomparableError(Exception):
 
 
 class FirstBatches:
-    """First batches of each worker of a loader without an index, as hashes and distinct values.
-
-    Equal hashes show that workers serve the same data; enough distinct values show that this is no chance.
-    """
+    """First batches of each worker of a loader without an index, as hashes and distinct values."""
 
     __slots__ = ("by_worker", "empty", "ended", "left", "written")
 
@@ -78,10 +75,7 @@ class FirstBatches:
 
 
 def _is_distinct(made: list[_Content]) -> bool:
-    """Return True if a worker's BATCHES batches each have LEAST_NEW values that the others lack.
-
-    Another worker does not make equal batches by chance then.
-    """
+    """Return True if a worker's BATCHES batches each have LEAST_NEW values that the others lack."""
     return len(made) == BATCHES and all(
         len(first.values - second.values) >= LEAST_NEW for first in made for second in made if second is not first
     )

@@ -27,10 +27,7 @@ _LAST_LOOK_S = 5.0
 
 
 class Open:
-    """Sum of device time (ns) for which events leave open whether the device worked or waited for launches.
-
-    ``since_ns``: host time (CLOCK_MONOTONIC) of the first measured step; 0: not begun.
-    """
+    """Device time (ns) since ``since_ns`` (host time; 0: not begun) that may be work or waits for launches."""
 
     __slots__ = ("longer_ns", "moments_ns", "since_ns", "worked_ns")
 
@@ -95,16 +92,11 @@ def trains_on(device: Any) -> None:
         state.since_ns = state.look_ns = now
         record.note("device_clock", (now, 0))
     except Exception as error:
-        guard.let_through(error)
         _give_up(error)
 
 
 def mark(ended: str | None) -> None:
-    """Record a CUDA event at a phase boundary.
-
-    ``ended``: name of the device work launched since the last boundary; None: that piece counts as no work (the host
-    waited for a batch).
-    """
+    """Record a CUDA event at a phase boundary. ``ended``: name of the work launched since the last one; None: none."""
     if state.stream is None:
         return
     try:
@@ -118,7 +110,6 @@ def mark(ended: str | None) -> None:
         state.pending.append((ended, state.since_ns, now, event))
         state.since_ns = monotonic_ns()
     except Exception as error:
-        guard.let_through(error)
         _give_up(error)
 
 
@@ -140,7 +131,6 @@ def collect() -> list[tuple[Any, ...]]:
                 completed.append((DEVICE_WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
                 state.open.add(state.look_ns + start_ns, state.look_ns + state.clock_ns, launched_ns, until_ns)
     except Exception as error:
-        guard.let_through(error)
         _give_up(error)
     return completed
 
@@ -163,7 +153,6 @@ def last() -> list[tuple[Any, ...]]:
         state.stream = None
         return completed
     except Exception as error:
-        guard.let_through(error)
         _give_up(error)
         return []
 
@@ -174,10 +163,7 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return (CUDA event, host time in ns) of one moment, at which the idle device has reached the event.
-
-    Raises TimeoutError if the device stays busy for _LAST_LOOK_S seconds.
-    """
+    """Return (CUDA event, host time in ns) of one moment of the idle device. Raises TimeoutError after _LAST_LOOK_S."""
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()
@@ -198,6 +184,6 @@ def _late() -> TimeoutError:
 
 
 def _give_up(error: Exception) -> None:
+    guard.part_failed("device", error)
     state.stream = None
     state.pending.clear()
-    record.note("device_fault", f"{type(error).__name__}: {error}"[:500])

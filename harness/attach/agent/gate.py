@@ -45,7 +45,6 @@ state = _Gate()
 
 
 def forget() -> None:
-    """Drop the launcher's connection and its turns: in a forked child (takes none), and before the next program."""
     global state
     state = _Gate()
 
@@ -56,10 +55,9 @@ def open_now() -> bool:
 
 
 def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
-    """Handle the start of a step in a program that takes turns with others. If its turn is over, wait for the next one.
+    """Handle the start of a step; if this program's turn is over, ``pause`` and wait for the next one.
 
-    Return False if the launcher ends the program. ``steps``: steps begun so far in the program. ``unmeasured``: minimum
-    of unmeasured steps at the start of a turn. ``pause``: function that ends the open step, called before the wait.
+    Return False if the launcher ends it. ``steps``: begun so far. ``unmeasured``: minimum at the start of a turn.
     """
     if state.unmeasured or state.measured:
         state.warmup = state.unmeasured > 0
@@ -105,10 +103,7 @@ def _arrive() -> None:
 
 
 def _ranks_here() -> int:
-    """Return the number of this training's ranks on this machine; 1 without torch.distributed.
-
-    WORLD_SIZE is not read, because it may describe an outer job.
-    """
+    """Return the number of this training's ranks on this machine; WORLD_SIZE may describe an outer job."""
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1

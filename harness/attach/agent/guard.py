@@ -47,10 +47,9 @@ def carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 
 def swallows(error: BaseException) -> bool:
-    """Return True, and disable all hooks, if ``error`` was raised by the agent's code within a hook.
+    """Return True, and disable all hooks, if ``error`` is the agent's; False if the caller has to raise it again.
 
-    Return False if it belongs to the program (signal handler, Ctrl-C, exit): the caller has to raise it again. Hooks
-    that run in every step call this in their ``except``: :func:`carefully` would cost as much as the hook itself.
+    Hooks of every step call this in their ``except``: :func:`carefully` would cost as much as the hook itself.
     """
     if isinstance(error, KeyboardInterrupt) or of_the_program(error):
         _interrupted()
@@ -65,6 +64,14 @@ def let_through(error: Exception) -> None:
     """Raise ``error`` again if it belongs to the program. Every other ``except Exception`` of the agent calls this."""
     if of_the_program(error):
         raise error
+
+
+def part_failed(part: str, error: Exception) -> None:
+    """Note that a part of the agent (such as "device") ended by ``error``; raise it again if it is the program's."""
+    let_through(error)
+    from _harness_agent import record
+
+    record.note(f"{part}_fault", f"{type(error).__name__}: {error}"[:500])
 
 
 def of_the_program(error: BaseException) -> bool:

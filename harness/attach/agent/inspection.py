@@ -1,9 +1,14 @@
-"""Look in a few steps, ever more rarely, for causes without a duration: hooks that pile up, and settings left on."""
+"""Look in a few steps, ever more rarely, for causes without a duration: hooks that pile up, and settings left on.
+
+In the first step, fingerprint the program's own loaded modules: a different one in another run means edited code.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
+import sysconfig
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +26,9 @@ HOOKS = {
 }  # attributes of a module, by kind
 DEBUGGER, COVERAGE, PROFILER = 0, 1, 2  # tools of sys.monitoring
 ABSENT = ("", "0", "OFF", "INFO")  # values of an environment variable that switch nothing on
+_ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 3))
+_OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("harness", "trainer"))
+_MOST_FILES = 2000  # maximum number of files, in order of module names
 
 
 class _Inspection:
@@ -37,7 +45,6 @@ parallel: Any = None  # weak reference to the DistributedDataParallel whose back
 
 
 def forget() -> None:
-    """Reset the inspection of hooks and settings, in a forked child and before the next program."""
     global _inspection, parallel
     _inspection, parallel = _Inspection(), None
 
@@ -71,6 +78,8 @@ def backward_begins() -> None:
 
 def _on_step(number: int) -> None:
     inspection = _inspection
+    if number == 0:  # The training code is loaded by then.
+        record.note("code", fingerprint())
     if number < inspection.next:
         return
     inspection.next = boundaries.later(number)
@@ -79,19 +88,12 @@ def _on_step(number: int) -> None:
             hooks, place = _hooks(inspection)
             record.note(LOOK, (number, hooks, _settings(inspection), place))
     except Exception as error:
-        guard.let_through(error)
+        guard.part_failed("inspection", error)
         inspection.next = sys.maxsize
-        record.note("inspection_fault", f"{type(error).__name__}: {error}"[:500])
-
-
-# ---- hooks
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of hooks by kind (keys of HOOKS; "tensor": of parameters), and the place of one hook.
-
-    The place is that of the newest hook in the module with the most, such as "train.py:31"; "" if unknown.
-    """
+    """Return the number of hooks by kind, and the place ("train.py:31" or "") of the newest where most are."""
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     largest, newest = 0, None
     for module in _modules(this):
@@ -122,9 +124,6 @@ def _modules(this: _Inspection) -> Iterator[Any]:
 def _place(hook: Any) -> str:
     code = getattr(hook, "__code__", None) or getattr(getattr(hook, "func", None), "__code__", None)
     return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-
-
-# ---- settings
 
 
 def _is_set(name: str) -> bool:
@@ -165,3 +164,31 @@ SETTINGS: dict[str, Callable[[_Inspection], bool]] = {
 
 def _settings(this: _Inspection) -> tuple[str, ...]:
     return tuple(name for name, is_on in SETTINGS.items() if is_on(this))
+
+
+def fingerprint() -> str:
+    """Return a digest (16 hexadecimal digits) of the names and contents of the program's own loaded Python modules."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_own_files())[:_MOST_FILES]:
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except OSError:
+            continue  # deleted meanwhile, or within an archive
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _own_files() -> Iterator[tuple[str, str]]:
+    library = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
+    folders: dict[str, str] = {}  # without links: to resolve each of thousands of files takes 0.1 s
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if not isinstance(path, str) or not path.endswith(".py"):
+            continue
+        folder, file = os.path.split(path)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        real = os.path.realpath(path) if os.path.islink(path) else os.path.join(folders[folder], file)
+        if not real.startswith((library, *_OURS)) and not watching.is_installed(real):
+            yield name, real

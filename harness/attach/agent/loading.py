@@ -68,7 +68,6 @@ class _Served(NamedTuple):
 
 
 def forget() -> None:
-    """Reset the nesting depth of fetches in a forked child."""
     global _depth
     _depth = 0
 
@@ -141,10 +140,7 @@ def _next(before: Any) -> Any:
 
 
 def _controlled(before: Any, iterator: Any) -> Any:
-    """Return the next batch under a control: a kept one, or one made by torch's ``__next__`` (``before``).
-
-    Batches that the control discards are skipped.
-    """
+    """Return the next batch that the control keeps: a kept one, or one made by torch's ``__next__`` (``before``)."""
     global _depth
     around = _depth
     while True:
@@ -166,11 +162,7 @@ def _controlled(before: Any, iterator: Any) -> Any:
 
 
 def _begin(iterator: Any) -> _Served | None:
-    """Begin the fetch phase and return the facts about the loader, if its next batch may be for training.
-
-    Return None for an evaluation batch, for a loader within another fetch, and in a worker of another loader. Raises
-    SystemExit once all requested steps are measured.
-    """
+    """Begin the fetch of a batch that may be for training; return facts, else None. May raise SystemExit."""
     cached = getattr(iterator, _SERVED, None)
     served = cached or _look_at(iterator)
     making = phases.state.making or phases.making()
@@ -188,10 +180,7 @@ def _begin(iterator: Any) -> _Served | None:
 
 
 def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
-    """Note how many workers ran out of data without having made a batch, each time that number rises.
-
-    ``first``: holds the last numbers of ended and of empty workers.
-    """
+    """Note how many workers ran out of data without a batch, when that number rises. ``first``: the last numbers."""
     status = getattr(iterator, "_workers_status", None)
     if not status or not _received_of or (ended := status.count(False)) == first.ended:
         return
@@ -232,10 +221,7 @@ def _epoch_batches(iterator: Any) -> int:
 
 
 def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
-    """Return (stage, place, function, True if it makes one row at a time) of dataset method, collate function, sampler.
-
-    ``shared``: True for a dataset without an index.
-    """
+    """Return (stage, place, function, True if row by row) of dataset, collation, sampler. ``shared``: no index."""
     sampler = getattr(iterator, "_index_sampler", None)
     dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
     batched = _stored(dataset, "__getitems__") is not None
@@ -244,11 +230,7 @@ def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, s
     reads_batches = (
         shared or batched or _stored(dataset, "__getattr__") or not getattr(iterator, "_auto_collation", False)
     )
-    makers = [
-        ("read", type(dataset), method),
-        ("pack", *_collator(iterator)),
-        ("sampler", type(sampler), "__iter__"),
-    ]
+    makers = [("read", type(dataset), method), ("pack", *_collator(iterator)), ("sampler", type(sampler), "__iter__")]
     return [(stage, *_defined(owner, name), stage == "read" and not reads_batches) for stage, owner, name in makers]
 
 
@@ -329,11 +311,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
 
 
 def arrived(batch: Any, trace: batches.Trace | None, loader: batches.Loader, items: int = 0) -> None:
-    """Record a training batch: its size and, where due, its padding, pageable memory and repeated rows.
-
-    ``trace``: the batch's maker. ``items``: dataset items that this process put into it; 0: unknown, or made by a
-    worker.
-    """
+    """Record a training batch: its size and, where due, padding, pageable memory and repeated rows."""
     recording = batches.state
     recording.arrived += 1
     if recording.arrived >= padding.due:
@@ -383,10 +361,7 @@ def _drained(iterator: Any) -> None:
 
 
 def _next_index(before: Any) -> Any:
-    """Return ``before``, which asks the sampler for the next items, wrapped so that it is timed as the stage "sample".
-
-    The first call of an epoch shuffles, perhaps for seconds.
-    """
+    """Return ``before``, timed as the stage "sample": the sampler shuffles at its first call, perhaps for seconds."""
 
     def _next_index(self: Any) -> Any:
         if not guard.on or _depth != 1 or get_ident() != phases.recorded_thread:
@@ -482,10 +457,7 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """Return (tokens, samples) of a batch by its first tensor; (0, 0) if it has none.
-
-    Tokens: number of elements of an integer tensor with two or more dimensions, else 0. Samples: number of rows.
-    """
+    """Return (tokens, rows) by the first tensor, (0, 0) without one. Only integers of 2+ dimensions are tokens."""
     first = first_tensor(batch)
     if first is None:
         return 0, 0

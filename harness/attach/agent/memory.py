@@ -12,10 +12,7 @@ _CGROUP = "/sys/fs/cgroup/memory."
 
 
 def read() -> tuple[int, int, int] | None:
-    """Return (private bytes of this process, of its worker processes, bytes still free); None if /proc cannot be read.
-
-    Free: memory available on the machine, or what the cgroup's limit leaves, if that is less.
-    """
+    """Return (private bytes of this process, of its workers, bytes free here and in the cgroup); None without /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -36,10 +33,7 @@ def _pss(child: Any) -> int:
 
 
 def _line(path: str, name: bytes, unit: int = 1024) -> int:
-    """Return the number that follows ``name`` in the file ``path``, times ``unit`` (bytes).
-
-    Raises ValueError if there is none, OSError if the file cannot be read.
-    """
+    """Return the number after ``name`` in the file ``path``, times ``unit`` (bytes). Raises ValueError or OSError."""
     with open(path, "rb") as file:
         text = file.read()
     return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * unit

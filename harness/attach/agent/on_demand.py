@@ -50,7 +50,6 @@ def patch() -> None:
 
 
 def forget() -> None:
-    """Forget the parent's request in a forked child."""
     global state
     state = _Request()
 

@@ -42,20 +42,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from _harness_agent import boundaries, guard, memory, phases, record, run_queue, watching
-from _harness_agent.events import (
-    COLLECTED,
-    DEMAND,
-    ENTER,
-    EXACT,
-    EXIT,
-    FORCED,
-    HOLDER,
-    HOOKS,
-    LATE,
-    MEMORY_READ,
-    OTHER_RAN,
-    SAMPLED,
-)
+from _harness_agent import events as kinds
 
 # Modules of torch whose calls within a backward pass are work of the model, and not of a hook.
 MODEL_MODULES = (
@@ -167,10 +154,7 @@ class _Sampler:
             sleep(STOP_S / 10_000)  # the kernel's thread ends a little later
 
     def _look(self, last_ns: int, due_ns: int) -> int:
-        """Sample the stacks of all threads, and return the time in ns. ``due_ns``: planned time of this look.
-
-        Return ``last_ns``, the time of the last look, if nothing was sampled: a garbage collection runs or may be due.
-        """
+        """Sample all stacks; return the time in ns, or ``last_ns`` near a collection. ``due_ns``: planned time."""
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()
@@ -192,14 +176,14 @@ class _Sampler:
             last_ns = min(last_ns + collected_ns, now)
         since_ns = min(now - last_ns, MAX_LOOK_NS)
         if (before := _phase_at(due_ns)) is not None:
-            self.looks.append((before, None, LATE, since_ns))
+            self.looks.append((before, None, kinds.LATE, since_ns))
             return now
         phase = (phases.state.open or ("",))[-1]
         if phase == "backward" and frame is not None and (hook := _hook(frame, frames)) is not None:
-            phase, frame = HOOKS, hook
+            phase, frame = kinds.HOOKS, hook
         if frame is not None and (place := self._where(frame)) is not None:
             waited_ns = now - due_ns
-            waited = EXACT if waited_ns <= PROMPT_NS else LATE if waited_ns < interval_ns else FORCED
+            waited = kinds.EXACT if waited_ns <= PROMPT_NS else kinds.LATE if waited_ns < interval_ns else kinds.FORCED
             self.looks.append((phase, place, waited, since_ns))
             if _waits_for_lock(place):
                 names = _names_of_lock(place)
@@ -221,10 +205,7 @@ class _Sampler:
             sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
-        """Note the places of other Python threads that ran for more than OTHER_SHARE_MIN of the last ``since_ns`` (ns).
-
-        ``frames``: innermost frames, by thread id.
-        """
+        """Note places of other threads that ran for over OTHER_SHARE_MIN of ``since_ns``. ``frames``: by thread id."""
         thread_ids = [ident for ident in frames if ident != phases.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
         for thread_id in thread_ids:
@@ -269,10 +250,7 @@ class _Sampler:
 
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
-        """Return the innermost place of the program in the stack of ``frame``, and the library function called there.
-
-        Without program code in the stack, return the innermost place; None if ``frame`` is None.
-        """
+        """Return the program's innermost place in the stack of ``frame``, and the library function called there."""
         innermost, inner, name = frame, None, ""
         for _ in range(MAX_FRAMES):
             if frame is None:
@@ -310,10 +288,7 @@ class _Sampler:
         return number
 
     def events(self) -> list[tuple[Any, ...]]:
-        """Return the SAMPLED, OTHER_RAN, MEMORY_READ and DEMAND events since the last call (``agent/events.py``).
-
-        Looks with equal phase, place and delay (EXACT, LATE, FORCED) are one event, with their number and total ns.
-        """
+        """Return SAMPLED, OTHER_RAN, MEMORY_READ and DEMAND events since the last call; equal looks are one event."""
         looks, self.looks = self.looks, []
         summed: dict[tuple[str, int, int], tuple[int, int]] = {}
         for phase, place, late, ns in looks:
@@ -325,11 +300,11 @@ class _Sampler:
         readings, self.memory = self.memory, []
         demand, self.demand = self.demand, []
         return [
-            *((SAMPLED, *key, *sums) for key, sums in summed.items()),
-            *((SAMPLED, HOLDER, self.number(holder), EXACT, ns, 0) for holder, ns in holders),
-            *((OTHER_RAN, self.number(thread_place), *times) for thread_place, *times in others),
-            *((MEMORY_READ, *reading) for reading in readings),
-            *((DEMAND, *times) for times in demand),
+            *((kinds.SAMPLED, *key, *sums) for key, sums in summed.items()),
+            *((kinds.SAMPLED, kinds.HOLDER, self.number(holder), kinds.EXACT, ns, 0) for holder, ns in holders),
+            *((kinds.OTHER_RAN, self.number(thread_place), *times) for thread_place, *times in others),
+            *((kinds.MEMORY_READ, *reading) for reading in readings),
+            *((kinds.DEMAND, *times) for times in demand),
         ]
 
 
@@ -364,10 +339,7 @@ def _may_hold(where: Where) -> bool:
 
 
 def _lock_entered(frame: FrameType) -> str:
-    """Return THREAD_LOCK if the instruction of ``frame`` enters the object of a "with", else "".
-
-    An object that stays there without a Python frame of its own is a lock that the thread waits for.
-    """
+    """Return THREAD_LOCK if ``frame`` enters the object of a "with" without a Python frame of its own, else ""."""
     offset, instructions = frame.f_lasti, frame.f_code.co_code
     enters = instructions[offset] == ENTERS or (offset >= 2 and instructions[offset - 2] == ENTERS_NEXT)
     return THREAD_LOCK if offset >= 0 and enters else ""
@@ -381,10 +353,9 @@ def _collection_is_near() -> bool:
 
 
 def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
-    """Return the innermost frame of a gradient hook that the backward pass is running; None without one.
+    """Return the innermost frame of a running gradient hook; None without one. ``frame``: of the recorded thread.
 
-    ``frame``: innermost frame of the recorded thread. ``frames``: of all threads. Autograd's own threads, one per
-    device, have stacks that begin with the code that they call.
+    The stacks of autograd's own threads (one per device) begin with the code that they call.
     """
     if frame.f_code.co_name != _ENGINE:
         return frame if _calls_hook(frame, engine=True) else None
@@ -397,10 +368,7 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
 
 
 def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
-    """True if autograd called program code as a hook in the stack whose innermost frame is ``frame``.
-
-    ``engine``: True if the stack must contain the backward pass, False for autograd's own threads.
-    """
+    """True if autograd called program code in the stack of ``frame``. ``engine``: the stack has the backward pass."""
     calls_program = False
     for _ in range(MAX_FRAMES):
         if frame is None or frame.f_code.co_name == _ENGINE:
@@ -414,15 +382,12 @@ def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
 
 
 def _phase_at(due_ns: int) -> str | None:
-    """Return the phase that was open at ``due_ns`` ("": none) if a phase has begun or ended since then; else None.
-
-    Also None if the last boundary before ``due_ns`` is already written.
-    """
+    """Return the unwritten phase ("": none) at ``due_ns`` if one began or ended since then; else None."""
     later = False
     for event in reversed(phases.state.events):
-        if event[0] in (ENTER, EXIT):
+        if event[0] in (kinds.ENTER, kinds.EXIT):
             if event[2] <= due_ns:
-                return None if not later else str(event[1]) if event[0] == ENTER else ""
+                return None if not later else str(event[1]) if event[0] == kinds.ENTER else ""
             later = True
     return None
 
@@ -465,7 +430,7 @@ class _Collections:
         times, ns = self.times, self.total_ns
         self.times = self.total_ns = self.longest_ns = 0
         self.longest = None
-        return COLLECTED, times, ns, place
+        return kinds.COLLECTED, times, ns, place
 
 
 _sampler: _Sampler | None = None
@@ -491,7 +456,6 @@ def _after_fork() -> None:
 
 
 def forget() -> None:
-    """End the sampling and drop its records: in a forked child (it has no sampling thread) and at the program's end."""
     global _sampler, _collections
     sampler, _sampler = _sampler, None
     collections, _collections = _collections, None
@@ -510,7 +474,6 @@ def _on_step(number: int) -> None:
             gc.callbacks.append(_collections)
             _sampler.start()
     except Exception as error:
-        guard.let_through(error)
         _give_up(error)
 
 
@@ -525,14 +488,13 @@ def _step_ended() -> list[tuple[Any, ...]]:
         if collections.times:
             events.append(collections.event(sampler))
     except Exception as error:
-        guard.let_through(error)
         _give_up(error)
         return []
     return events
 
 
 def _give_up(error: Exception) -> None:
-    record.note("own_time_fault", f"{type(error).__name__}: {error}"[:500])
+    guard.part_failed("own_time", error)
     forget()
     boundaries.on_step_end.remove(_step_ended)
     boundaries.on_some_steps.remove(_on_step)

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import torch
-from _harness_agent import batches, boundaries, guard, phases, record
+from _harness_agent import batches, boundaries, guard, phases
 from _harness_agent.events import PADDED
 from torch import Tensor
 
@@ -29,16 +29,12 @@ _missed = 0
 
 
 def forget() -> None:
-    """Reset the counting of padding positions, in a forked child and before the next program."""
     global due, _missed
     due, _missed = 1, 0
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the padding of a training batch if its number is ``due``, and append a PADDED event.
-
-    After MISSES batches whose padding could not be recognized, examine no more.
-    """
+    """Append a PADDED event if this batch is ``due``. After MISSES unrecognizable batches, look no more."""
     global due, _missed
     try:
         exact, arrived = boundaries.measuring.alternates, batches.state.arrived
@@ -53,16 +49,12 @@ def batch_arrived(batch: Any) -> None:
             if _missed >= MISSES:
                 due = sys.maxsize
     except Exception as error:
-        guard.let_through(error)
+        guard.part_failed("padding", error)
         due = sys.maxsize
-        record.note("padding_fault", f"{type(error).__name__}: {error}"[:500])
 
 
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
-    """Return (positions, padding, positions in columns of padding only) of a batch; None if padding is not recognized.
-
-    Only the first rows count, as many as have ``most`` positions.
-    """
+    """Return (positions, padding, positions in columns of padding only) of ``most`` positions; None if unclear."""
     ids, mask, labels = _parts(batch)
     grid = next((tensor for tensor in (ids, mask) if tensor is not None), None)
     if grid is None:
@@ -78,10 +70,7 @@ def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
 
 
 def _parts(batch: Any) -> tuple[Any, Any, Any]:
-    """Return (ids, attention mask, labels) of a batch as two-dimensional integer CPU tensors.
-
-    Each is None if it is missing, has another form, or cannot be told from the other tensors.
-    """
+    """Return (ids, mask, labels) of a batch, integer CPU tensors of two dimensions; None if missing or ambiguous."""
     if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
         names = list(batch.keys())
         ids = next((batch[name] for name in IDS if name in names), None)
@@ -120,11 +109,7 @@ def _is_mask(one: Tensor) -> bool:
 
 
 def _runs(ids: Any, labels: Any) -> Any:
-    """Return a boolean array like ``ids``, True at padding: LEAST_RUN or more equal ids at the start or end of a row.
-
-    With ``labels``, padding has the label IGNORED. Without (None), its id is the one with which most rows start, or
-    end.
-    """
+    """Return a mask of LEAST_RUN or more equal ids at an end of a row: labelled IGNORED, or else the commonest."""
     padding = ids != ids  # all False
     for step in (-1, 1):
         first = ids[:, -1:] if step < 0 else ids[:, :1]

@@ -37,7 +37,6 @@ recorded_thread = threading.main_thread().ident
 
 
 def forget(thread: int | None = None) -> None:
-    """Drop all phases and events. Record ``thread`` from now on; None: the main thread."""
     global state, recorded_thread
     state, recorded_thread = _Phases(), thread or threading.main_thread().ident
 
@@ -90,10 +89,7 @@ def _read_core() -> tuple[int, int]:
 
 
 def making() -> stages.Making:
-    """Return the batch that the calling thread is making.
-
-    If this is the recorded thread, also store the batch and its CPU clock in ``state``, where the hooks read both.
-    """
+    """Return the calling thread's batch in preparation; the recorded thread's is stored in ``state`` as well."""
     current = stages.making()
     if get_ident() == recorded_thread:
         state.making, state.core = current, current.core
@@ -110,11 +106,7 @@ def origin() -> tuple[str, int, int, int]:
 
 
 def trains_on(where: Any) -> None:
-    """Handle a backward pass on device ``where``.
-
-    The first pass on a device other than the CPU notes its name; if it is a CUDA device, its work is timed from then
-    on.
-    """
+    """Handle a backward pass on device ``where``: the first one off the CPU is noted; CUDA is timed from then on."""
     if not device.state.noted:
         device.trains_on(where)
         state.on_device = device.state.stream is not None
@@ -129,11 +121,7 @@ def _mark() -> None:
 
 
 def interrupted(*, in_step: bool) -> None:
-    """Reset stages and CPU clock after a program's signal handler raised within a hook.
-
-    ``in_step``: True if a step has begun: all open phases end now, and an INTERRUPTED event excludes the step from
-    measurement.
-    """
+    """Reset stages, CPU clock and, ``in_step``, open phases, after a program's signal handler raised in a hook."""
     stages.forget()
     state.making = None
     state.core = stages.CpuReading()

@@ -118,7 +118,6 @@ def end_on_demand(before: _Window) -> None:
 
 
 def forget() -> None:
-    """Replace the profiling window's state in a forked child, which records nothing for its parent's profiler."""
     global state
     if state.profiler is not None:
         torch._C._autograd._enable_record_function(False)
@@ -138,9 +137,6 @@ def abandon() -> None:
     profiler, state.profiler, state.torch_over = state.profiler, None, True
     if profiler is not None:
         _call(profiler.stop)
-
-
-# ---- the course of a window, from step to step
 
 
 def _on_step(number: int) -> None:
@@ -168,10 +164,7 @@ def _on_measured_step(_number: int) -> None:
 
 
 def _may_end(number: int) -> bool:
-    """Return True if the program may end before step ``number``; False while a window after the measured steps runs.
-
-    Several ranks have no such window, because all must end at the same step.
-    """
+    """Return False while a window after the measured steps runs. Ranks have none: all must end at the same step."""
     if boundaries.measuring.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
@@ -305,10 +298,7 @@ def _py_spy_is_over(number: int) -> bool:
 
 
 def _agree(number: int) -> bool:
-    """Return True once this rank knows from which step all ranks go on after py-spy's window, or need not know.
-
-    It is ``number`` + 2 of the rank that asked for py-spy, which writes it into the file FROM.
-    """
+    """Return True once this rank knows the step from which all go on: ``number`` + 2 of the rank that asked (FROM)."""
     _, world = record.ranks()
     path = os.path.join(record.folder(), FROM)
     if world is None or world == 1:
@@ -349,10 +339,7 @@ def _create(name: str) -> bool:
 
 
 def _spin_marks(first: int) -> Iterator[tuple[int, int]]:
-    """Run MARKS functions, named by numbers from ``first`` on, for MARK_NS each; yield (start, end) of each in ns.
-
-    py-spy's samples show these functions at known times.
-    """
+    """Run MARKS functions, named from ``first`` on, for MARK_NS each; yield (start, end) in ns, which samples show."""
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + GAP_NS)
         name = f"{MARK}{number}"
@@ -378,9 +365,6 @@ def _give_up(error: Exception) -> None:
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno})" if frames else ""
     state.tell("profile_fault", f"{type(error).__name__}: {error}"[:500] + place)
-
-
-# ---- a profiler of the program's own
 
 
 def _noticed(before: Callable[..., Any]) -> Callable[..., Any]:
@@ -413,9 +397,6 @@ def _own_profiler() -> str | None:
     if sys.getprofile() is not None or (monitoring is not None and monitoring.get_tool(monitoring.PROFILER_ID)):
         return "the program profiles itself (sys.setprofile)"
     return None
-
-
-# ---- facts
 
 
 def _realtime_minus_monotonic() -> tuple[int, int]:

@@ -17,11 +17,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from importlib import import_module
 from typing import Any, NoReturn
 
 from _harness_agent import forks
 from _harness_agent.events import ATTACHED, EVENTS, NOTE, PROCESS, SETTINGS_FILE, SUFFIX, framed
 
+_RESET_IN_CHILD = (
+    "switches", "stages", "loading", "run_queue", "boundaries", "controls", "inspection", "padding", "repeats",
+    "on_demand",
+)  # fmt: skip
 SEGMENT_BYTES = 128 << 10, 4 << 20  # least and most bytes of a segment: a step takes some hundred bytes
 
 _folder = ""  # empty: nothing is recorded
@@ -75,36 +80,12 @@ def _forked() -> None:
     global _file, _owner, training_thread, _continuing
     _file, _owner, training_thread = None, 0, None
     _continuing = threading.Lock()
-    from _harness_agent import (
-        boundaries,
-        causes,
-        controls,
-        guard,
-        inspection,
-        loading,
-        on_demand,
-        own_time,
-        padding,
-        profiling,
-        repeats,
-        run_queue,
-        stages,
-        switches,
-    )
+    from _harness_agent import guard
 
-    switches.forget()
-    stages.forget()
-    loading.forget()
-    run_queue.forget()
-    boundaries.forget()
-    controls.forget()
-    inspection.forget()
-    padding.forget()
-    repeats.forget()
-    on_demand.forget()
-    guard.carefully(profiling.forget)
-    guard.carefully(causes.forget)
-    guard.carefully(own_time.forget)
+    for name in _RESET_IN_CHILD:
+        import_module(f"{__package__}.{name}").forget()
+    for name in ("profiling", "causes", "own_time"):
+        guard.carefully(import_module(f"{__package__}.{name}").forget)
     forks.settled()
 
 
@@ -159,10 +140,7 @@ class FrameFile:
 
 
 def _open() -> FrameFile | None:
-    """Return this process's new file, with its facts as the first frame; None if nothing is recorded.
-
-    If another thread has created a file meanwhile, return that one.
-    """
+    """Return this process's new file, or the one that another thread opened meanwhile; None if nothing is recorded."""
     global _file, _owner, _series_ns, _segment
     if not _folder:
         return None
@@ -187,10 +165,7 @@ def _new_file(now_ns: int, series_ns: int, segment: int) -> tuple[str, FrameFile
 
 
 def _continue(file: FrameFile) -> None:
-    """Close ``file`` and continue in a new one (the next segment).
-
-    Do nothing while another thread does this; keep ``file`` if the new one cannot be opened.
-    """
+    """Continue ``file`` in a new one, unless another thread does, or no file can be opened."""
     global _file, _segment
     if not _continuing.acquire(blocking=False):
         return

@@ -30,7 +30,6 @@ _rows = _Repeats()
 
 
 def forget() -> None:
-    """Reset all counts of rows: in a forked child, and for the next program."""
     global _rows
     _rows = _Repeats()
 
@@ -64,10 +63,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _digests(batch: Any) -> list[int]:
-    """Return one integer per row: the sum of values x random odd numbers, modulo 2**64.
-
-    Empty unless ``batch`` is a plain CPU tensor with two or more dimensions.
-    """
+    """Return per row the sum of values x random odd numbers, modulo 2**64; empty unless a plain CPU tensor."""
     numpy = sys.modules.get("numpy")
     plain = type(batch) is Tensor and batch.is_cpu and batch.layout is torch.strided and not batch.is_nested
     if numpy is None or not plain or batch.ndim < 2 or not batch.numel() or not batch.is_contiguous():

@@ -43,7 +43,6 @@ _parents: dict[int, int] = {}  # process ids of the parents, by process id
 
 
 def forget() -> None:
-    """Reset the readings in a forked child. Close no file: the program may have reused the descriptors' numbers."""
     global _begun, _core, _skipped, _uncounted
     _begun, _core = False, None
     _skipped = _uncounted = 0
@@ -62,10 +61,9 @@ def follow(core: CpuReading) -> None:
 
 
 def read() -> tuple[Any, ...]:
-    """Return a line of schedstat (ns run, ns waited for a core, times put on a core) per thread, the main one first.
+    """Return a line of schedstat per thread, the main one first; empty without schedstat.
 
-    Empty if the kernel has no schedstat. If no recorded thread was switched since the last reading, the earlier lines
-    are returned, and the main thread's item is (CPU time in ns, earlier line).
+    If no thread was switched since the last reading: the earlier lines, and (CPU time in ns, line) for the main thread.
     """
     global _skipped
     if not forks.here[0]:
@@ -120,10 +118,7 @@ def _runs(lines: Iterable[bytes]) -> list[bytes]:
 
 
 def _count_no_more() -> None:
-    """Handle lines of schedstat that changed although no switch was counted.
-
-    When this happens more than MOST_UNCOUNTED times, stop using the switch counters.
-    """
+    """Stop using the switch counters after MOST_UNCOUNTED changes of schedstat without a counted switch."""
     global _core, _uncounted
     _uncounted += 1
     if _core is not None and _uncounted > MOST_UNCOUNTED:
@@ -166,10 +161,7 @@ def times_ns(process: int, thread: int) -> tuple[int, int]:
 
 
 def children_asked_ns() -> dict[int, int]:
-    """Return, by process id of each descendant, the ns that its threads ran or waited for a core since their start.
-
-    At most CHILD_PROCESSES_MAX processes, and CHILD_THREADS_MAX threads of each, are read.
-    """
+    """Return, by process id of CHILD_PROCESSES_MAX descendants, ns that their threads ran or waited for a core."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     for pid in _parents.keys() - pids:
         del _parents[pid]

@@ -45,10 +45,7 @@ class CpuReading:
         self.longest_ns = NEAR_NS
 
     def counts(self, count: Any, longest_ns: int, here: Any) -> None:
-        """Use ``count`` as switch counter: a reading is valid until its first item changes, for ``longest_ns`` at most.
-
-        ``here``: sequence whose first item is 0 in a forked child, which must not read ``count`` (:mod:`forks`).
-        """
+        """Use ``count``: a reading holds until its first item changes, ``longest_ns`` at most. ``here``: see forks."""
         self.count, self.counted, self.near_ns, self.here = count, -1, 0, here
         self.lasts_ns = self.longest_ns = longest_ns
 
@@ -72,10 +69,7 @@ class CpuReading:
 
 
 class Making:
-    """Batch that one thread is making: open stages (innermost last) and finished pieces, each with start and end.
-
-    A thread has one such object, used for all its batches.
-    """
+    """Batch that a thread is making: open stages (innermost last) and finished pieces. A thread has one such object."""
 
     __slots__ = ("core", "cpu_ns", "items", "open", "pieces", "start_ns")
 
@@ -97,7 +91,6 @@ _thread = _ThisThread()
 
 
 def forget() -> None:
-    """Drop the batches in preparation of all threads: in a forked child, and when a hook was interrupted."""
     global _thread
     _thread = _ThisThread()
 
@@ -126,10 +119,7 @@ def leave() -> None:
 
 
 def add_others(process_ns: int) -> None:
-    """Add CPU time of a library's other threads since ``process_ns`` (``process_time_ns()`` then) to the open stage.
-
-    This is done only if the calling thread waited longer than it ran in the stage, and up to the time it waited.
-    """
+    """Add CPU time of a library's threads since ``process_ns`` to the open stage, up to its own thread's wait."""
     making = _thread.making
     cpu_ns = thread_time_ns() - making.cpu_ns
     waited_ns = monotonic_ns() - making.start_ns - cpu_ns
@@ -172,10 +162,9 @@ def end(kept: int = 0) -> None:
 
 
 def cut(name: str | None, within: bool = False) -> bool:
-    """End the current piece of a stage now, and start stage ``name``; None: end the innermost stage instead.
+    """End the current piece, and start stage ``name``; None: end the innermost stage. Return True if that was possible.
 
-    ``within``: True to start the stage only if a batch is being made, and its innermost stage is another one. Return
-    True if a stage was started or ended.
+    ``within``: start it only within a batch whose innermost stage is another one.
     """
     making = _thread.making
     open_ = making.open
@@ -208,10 +197,7 @@ def add(name: str, start_ns: int, cpu_ns: int) -> None:
 
 
 def take() -> list[Piece]:
-    """Return this thread's finished pieces of stages, oldest first, and drop them here.
-
-    More than MAX_PIECES_OF_A_BATCH are merged into one piece per stage, laid end to end.
-    """
+    """Remove and return this thread's pieces, oldest first; more than MAX_PIECES_OF_A_BATCH are merged by stage."""
     making = _thread.making
     pieces, making.pieces = making.pieces, []
     return pieces if len(pieces) <= MAX_PIECES_OF_A_BATCH else _merged(pieces)

@@ -26,7 +26,6 @@ _asked = False
 
 
 def forget() -> None:
-    """Drop the main thread's counter in a forked child: the counter's memory page does not exist there."""
     global _count, _asked
     _count, _asked = None, False
 
@@ -56,10 +55,7 @@ def _may() -> bool:
 
 
 def _open(thread: int) -> Any:
-    """Open the kernel's switch counter of a thread (``thread``: kernel id; 0: the calling thread).
-
-    Return it as a sequence of one number; None if the machine or kernel does not provide it.
-    """
+    """Return the kernel's switch counter of a thread (kernel id; 0: calling) as a sequence of one number, or None."""
     number = _CALL.get(platform.machine())
     if number is None:
         return None

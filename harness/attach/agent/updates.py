@@ -58,10 +58,7 @@ def _backward(before: Any) -> Any:
 
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
-    """Begin the phase "backward" and return True. ``given``: arguments of torch's call.
-
-    Return False within another backward pass (checkpointing), in a thread that is not recorded, and while compiling.
-    """
+    """Begin the phase "backward"; return False within another one, in another thread, and while compiling."""
     if is_compiling() or (get_ident() != phases.recorded_thread and not _adopted()):
         return False
     known = batches.state

@@ -59,7 +59,6 @@ _until = 0  # step before which watching ends; 0: not begun
 
 
 def forget() -> None:
-    """Stop watching calls with ``sys.setprofile``. Early steps of the next program are watched again."""
     global _seen, _until
     if _seen is not None:
         sys.setprofile(None)
@@ -135,10 +134,7 @@ def _module_begins(seen: _Seen, frame: FrameType) -> None:
 
 
 def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
-    """Store for each tensor in ``result`` the program function (``frame``) that returned it.
-
-    If nested functions return the same tensor, the outermost stays stored. Functions of libraries are ignored.
-    """
+    """Store for each tensor in ``result`` the outermost program function (``frame``) that returned it."""
     code = frame.f_code
     file = code.co_filename
     if file.startswith("<") or file.startswith(OURS) or is_library(file):
@@ -182,10 +178,7 @@ def is_library(file: str) -> bool:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the program in the stack of ``frame``; ``frame`` itself if all is library code.
-
-    None if the innermost frame outside libraries is the agent's.
-    """
+    """Return the program's innermost frame; ``frame`` if all is library code; None if the agent's frame comes first."""
     caller = frame
     while caller is not None and is_library(caller.f_code.co_filename):
         caller = caller.f_back
@@ -206,11 +199,7 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 
 
 def _conclude(seen: _Seen) -> None:
-    """Evaluate the watched steps.
-
-    Time the outermost modules and the function that makes batches from now on, and note these, graph breaks, and places
-    where the thread was blocked.
-    """
+    """Evaluate the watched steps: time modules and the function that makes batches; note breaks and blocking places."""
     timed: CodeType | None = None
     from _harness_agent import causes, inspection
 
@@ -279,13 +268,7 @@ def _forward_begins() -> bool:
 
 
 def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> bool:
-    """Replace the program's function with ``code`` by one timed as the phase "fetch"; False if that is impossible.
-
-    ``namespace``: globals of the function's module. ``owner``: class of the function's ``self`` argument; None if it
-    has none.
-    """
-    place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-    record.note("batches", place)
+    """Replace the program's function with ``code`` by one timed as "fetch"; False if impossible. ``owner``: class."""
     if code.co_flags & _GENERATOR:
         return False
     holder: Any = owner if owner is not None and code.co_name in vars(owner) else None
@@ -297,7 +280,7 @@ def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> boo
         setattr(holder, code.co_name, after)
     else:
         namespace[code.co_name] = after
-    record.note("fetch", place)
+    record.note("fetch", f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})")
     return True
 
 

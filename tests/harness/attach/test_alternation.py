@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,11 +30,12 @@ from harness.show.names import _command
 from harness.study.records import ComparisonRecord
 from harness.study.store import StudyFolder
 from tests.commands import Done, fork_servers, harness
-from tests.harness.attach.test_exec import alone, forked, losses, program, study_in
+from tests.harness.attach.running import PROGRAMS, losses
+from tests.harness.attach.test_exec import alone, forked, program, rows_of, study_in
 from tests.harness.launch.running import alive, wait_for
 
-PROGRAMS = Path(__file__).parent / "programs"
 LONG = 100_000  # steps: more than anybody takes
+LIMITS = WaitLimits(300, 300)
 slow = pytest.mark.slow
 
 
@@ -133,15 +135,14 @@ steps: 40
     assert len(record.id) == 12
     for run in study.runs():
         assert run.record.session.startswith(f"{record.id}.0-")
-        assert run.steps is not None
-        measured = [row["turn"] for row in run.steps.to_pylist() if not row["warmup"]]
+        measured = [row["turn"] for row in rows_of(run) if not row["warmup"]]
         assert measured == [0] * 20 + [1] * 20
     (one,) = analyse(record, list(study.runs())).compared
     assert one.measured.measure == "steps/s"  # its batches hold no tokens
     assert one.measured.baseline_waits.step_ms >= 16
     assert not [found for found in one.confounds if found.kind in ("configuration", "fact")]
-    by_itself = losses(alone(program("plain", "--steps", 30, "--workers", 1)).stdout)
-    assert losses((study.run("one", 0) / "log.txt").read_text())[:30] == by_itself
+    by_itself = losses(alone(program("plain", "--steps", 30, "--workers", 1)).stdout.splitlines())
+    assert losses((study.run("one", 0) / "log.txt").read_text().splitlines())[:30] == by_itself
     assert not list(study.path.rglob("raw"))
     resumed = harness("run", "--resume", str(path))
     message = f"harness: {path}: a study of commands is not resumed; run it again\n"
@@ -168,9 +169,7 @@ steps: 20
     (path,) = (tmp_path / "results" / "called").iterdir()
     study = StudyFolder(path)
     runs = {run.record.arm: run.record for run in study.runs()}
-    codes = [runs[arm].facts.program_fingerprint for arm in ("none", "one")]
-    assert codes[0] is not None
-    assert codes[0] == codes[1]
+    assert runs["none"].facts.program_fingerprint == runs["one"].facts.program_fingerprint is not None
     assert runs["one"].config["command"] == "called:train(collate_ms=4, workers=1)"
     assert {arm: record.facts.workers for arm, record in runs.items()} == {"none": 0, "one": 1, "wrong": None}
     log = (study.run("one", 0) / "log.txt").read_text()
@@ -238,6 +237,7 @@ def test_what_a_command_leaves_behind_goes_with_it_and_a_stray_world_size_is_no_
 
 
 @slow
+@pytest.mark.nightly
 def test_a_command_that_ends_early_is_measured_as_far_as_it_goes(tmp_path: Path) -> None:
     arms = {"long": {"steps": LONG}, "short": {"steps": 35}}
     study, done = study_of(tmp_path, f"{shlex.join(program('plain'))} --steps {{steps}}", arms, 60)
@@ -252,8 +252,7 @@ def test_a_command_that_ends_early_is_measured_as_far_as_it_goes(tmp_path: Path)
 
 @slow
 def test_a_command_with_fewer_steps_than_can_be_compared_is_one_line(tmp_path: Path) -> None:
-    before = shlex.join(program("plain", "--steps", 12))
-    options = ("--against", before, "--repeats", "3", "--steps", "60")
+    options = ("--controls", "a-a", "--repeats", "3", "--steps", "60")
     done = harness("exec", "--out", str(tmp_path), *options, "--", *program("plain", "--steps", 12))
     assert done.returncode == 2
     assert "ended before 20 steps were measured" in done.stderr.splitlines()[-1]
@@ -272,10 +271,9 @@ def test_a_command_that_fails_in_its_repetitions_fails_alone_and_says_why(tmp_pa
 
 @slow
 def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    against = ("--against", "no-such-program-anywhere")
-    with monkeypatch.context() as patch:
-        patch.setattr(LoadCheck, "notes", lambda _: pytest.fail("it waited for a program that does not exist"))
-        done = harness("exec", "--out", str(tmp_path), "--wait-until-quiet", "60", *against, "--", *program("plain"))
+    monkeypatch.setattr(LoadCheck, "notes", lambda _: pytest.fail("it waited for a program that does not exist"))
+    options = ("--wait-until-quiet", "60", "--against", "no-such-program-anywhere")
+    done = harness("exec", "--out", str(tmp_path), *options, "--", *program("plain"))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("harness: exec: no-such-program-anywhere: program not found")
     assert list((tmp_path / "exec").iterdir()) == []
@@ -320,6 +318,7 @@ def test_a_start_that_fails_once_in_block_0_is_tried_once_more(tmp_path: Path) -
 
 
 @slow
+@pytest.mark.nightly
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     """As torchrun's with a fixed port, whose A/A control is alive beside it."""
     with socket.create_server(("127.0.0.1", 0)) as held:
@@ -334,130 +333,118 @@ def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def taker(tmp_path: Path) -> Iterator[AlternatingCommand]:
+def command(tmp_path: Path) -> Iterator[Callable[..., AlternatingCommand]]:
+    """Makes a command in turns, whose processes are gone after the test."""
     (tmp_path / "raw").mkdir()
-    words = program("plain", "--steps", LONG, "--workers", 2)
-    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(300, 300))
+    made: list[AlternatingCommand] = []
+
+    def make(words: list[str], limits: WaitLimits = LIMITS, name: str = "the command") -> AlternatingCommand:
+        places = tmp_path / "raw", tmp_path / "log", tmp_path / "gate"
+        made.append(AlternatingCommand(words, *places, limits, name=name))
+        return made[-1]
+
     with fork_servers.shared():
-        yield one
-    one.kill()
+        yield make
+    for one in made:
+        one.kill()
+
+
+def pid_of(one: AlternatingCommand) -> int:
+    assert one._process is not None
+    return one._process.pid
+
+
+SLEEPS = "import time; print('loading', flush=True); time.sleep(1000)"
+# Connects to the gate, twice where it is told so, and sends its first words after some seconds.
+RANK = """if True:
+    import json, os, socket, sys, time
+    gate = json.load(open(os.environ["HARNESS_ATTACH"] + "/settings.json"))["gate"]
+    mute, rank = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    if float(sys.argv[2]):
+        mute.connect(gate)
+        mute.close()
+    rank.connect(gate)
+    time.sleep(float(sys.argv[2]))
+    rank.sendall(b'{"pid": 1, "rank": 0, "world": %s}\\n' % sys.argv[1].encode())
+    time.sleep(1000)
+"""
 
 
 @slow
-def test_all_processes_of_a_suspended_command_stand_still_and_go_with_it(taker: AlternatingCommand) -> None:
-    taker.start(AgentSettings(warmup=5))
-    taker.suspend()
-    assert taker._process is not None
-    pids = [taker._process.pid, *descendants([taker._process.pid])]
+def test_all_processes_of_a_suspended_command_stand_still_and_go_with_it(command: Any) -> None:
+    one = command(program("plain", "--steps", LONG, "--workers", 2))
+    one.start(AgentSettings(warmup=5))
+    one.suspend()
+    pids = [pid_of(one), *descendants([pid_of(one)])]
     assert len(pids) >= 3  # the loop and its workers
     assert {found.state for pid in pids if (found := read_process(pid)) is not None} == {"T"}
-    taker.resume()
-    taker.take(0, 20)
-    assert taker.end() == 0
+    one.resume()
+    one.take(0, 20)
+    assert one.end() == 0
     assert all((found := read_process(pid)) is None or found.dead for pid in pids)
 
 
 @slow
-def test_a_command_that_is_killed_within_its_turn_is_named(taker: AlternatingCommand) -> None:
-    taker.start(AgentSettings(warmup=5))
-    assert taker._process is not None
-    taker._process.send_signal(signal.SIGKILL)
+def test_a_command_that_is_killed_within_its_turn_is_named(command: Any) -> None:
+    one = command(program("plain", "--steps", LONG))
+    one.start(AgentSettings(warmup=5))
+    os.kill(pid_of(one), signal.SIGKILL)
     with pytest.raises(CommandFailed, match="it ended with exit code -9 while in repetition 1; last output: "):
-        taker.take(0, 20)
+        one.take(0, 20)
 
 
 @slow
-def test_a_command_that_says_nothing_is_given_up(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    words = [sys.executable, "-c", "import time; print('loading', flush=True); time.sleep(1000)"]
-    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(10, 10))
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        (["-c", SLEEPS], "no message from any training process for 3 s while starting: process {pid} (main) is sl"),
+        # One of two came: it was named as what holds the command, and a longer silence as the remedy.
+        pytest.param(
+            ["-c", RANK, "2", "0"],
+            "only 1 of 2 ranks connected within 3 s while starting: process {pid} (main) is sleeping",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_a_command_that_says_nothing_is_given_up(words: list[str], begin: str, command: Any) -> None:
+    one = command([sys.executable, *words], WaitLimits(3, 3))
     with pytest.raises(CommandFailed) as error:
         one.start(AgentSettings(warmup=5))
     one.kill()
-    assert one._process is not None
-    begin = (
-        f"no message from any training process for 10 s while starting: process {one._process.pid} (main) is sleeping"
-    )
-    assert str(error.value).startswith(begin)
+    assert str(error.value).startswith(begin.format(pid=pid_of(one)))
     raised = "raise limits.start_s (a key of scenario files) if it is only slow"
-    for part in ("; likely cause: ", "; fix: ", raised, "last output: loading"):
+    for part in ("; likely cause: ", "; fix: ", raised, *["last output: loading"] * (words[1] == SLEEPS)):
         assert part in str(error.value)
-    assert one._process is not None
     assert one._process.returncode == -signal.SIGKILL
 
 
 @slow
-def test_a_rank_may_take_seconds_from_its_connection_to_its_first_words(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_a_rank_may_take_seconds_from_its_connection_to_its_first_words(command: Any) -> None:
     """It had no core for that long, and the whole comparison ended with "timed out". Another one says nothing."""
-    (tmp_path / "raw").mkdir()
-    text = f"""if True:
-        import json, os, socket, sys, time
-        gate = json.load(open(os.environ["HARNESS_ATTACH"] + "/settings.json"))["gate"]
-        mute, rank = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-        mute.connect(gate)
-        mute.close()
-        rank.connect(gate)
-        time.sleep({ALTERNATION_LOOK_S + 0.5})
-        rank.sendall(b'{{"pid": 1, "rank": 0, "world": 1}}\\n')
-        time.sleep(1000)
-    """
-    words = [sys.executable, "-c", text]
-    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(20, 20))
+    one = command([sys.executable, "-c", RANK, "1", str(ALTERNATION_LOOK_S + 0.5)], WaitLimits(20, 20))
     one.start(AgentSettings(warmup=5))
     assert len(one._ranks) == 1
-    one.kill()
 
 
 @slow
-@pytest.mark.nightly
-def test_a_rank_that_never_comes_is_looked_for_in_the_command_and_waited_for_as_for_its_start(tmp_path: Path) -> None:
-    """One of two came: it was named as what holds the command, and a longer silence as the remedy."""
-    (tmp_path / "raw").mkdir()
-    text = """if True:
-        import json, os, socket, sys, time
-        gate = json.load(open(os.environ["HARNESS_ATTACH"] + "/settings.json"))["gate"]
-        rank = socket.socket(socket.AF_UNIX)
-        rank.connect(gate)
-        rank.sendall(b'{"pid": 1, "rank": 0, "world": 2}\\n')
-        time.sleep(1000)
-    """
-    words = [sys.executable, "-c", text]
-    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(10, 10))
-    with pytest.raises(CommandFailed) as error:
-        one.start(AgentSettings(warmup=5))
-    one.kill()
-    assert one._process is not None
-    begin = f"only 1 of 2 ranks connected within 10 s while starting: process {one._process.pid} (main) is sleeping"
-    assert str(error.value).startswith(begin)
-    assert "raise limits.start_s " in str(error.value)
-
-
-@slow
-def test_a_command_whose_worker_never_comes_back_names_that_worker(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    words = program("plain", "--steps", LONG, "--workers", 1)
-    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(120, 3))
-    with fork_servers.shared():
-        one.start(AgentSettings(warmup=5))
-    assert one._process is not None
-    worker = descendants([one._process.pid])[-1]
+def test_a_command_whose_worker_never_comes_back_names_that_worker(command: Any) -> None:
+    one = command(program("plain", "--steps", LONG, "--workers", 1), WaitLimits(120, 2))
+    one.start(AgentSettings(warmup=5))
+    worker = descendants([pid_of(one)])[-1]
     os.kill(worker, signal.SIGSTOP)
     with pytest.raises(
         CommandFailed, match=rf"no message .*: process {worker} \(loader-0\) is stopped; likely cause: it received"
     ):
         one.take(0, 1000)
-    one.kill()
 
 
 @slow
-def test_a_budget_ends_what_is_starting(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    words = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    limits = WaitLimits(900, 900, time.monotonic_ns() + 8 * 10**9)
-    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", limits, name="run a@head/0")
+def test_a_budget_ends_what_is_starting(command: Any) -> None:
+    limits = WaitLimits(900, 900, time.monotonic_ns() + 2 * 10**9)
+    one = command([sys.executable, "-c", SLEEPS], limits, "run a@head/0")
     with pytest.raises(BudgetSpent, match=r"run a@head/0 was starting: process \d+ \(main\) is sleeping"):
         one.start(AgentSettings(warmup=5))
-    one.kill()
 
 
 @slow
@@ -466,7 +453,7 @@ def test_a_suspended_command_does_not_outlive_the_launcher(tmp_path: Path) -> No
     ends with us as our child, and the program that it started, which nobody asked to.
     """
     (tmp_path / "raw").mkdir()
-    words = ["bash", "-c", f"{shlex.join(program('plain', '--steps', LONG, '--workers', 1))}; true"]
+    words = ["bash", "-c", f"sleep 1000 & {shlex.join([sys.executable, '-c', RANK, '1', '0'])}; true"]
     code = f"""
 import os, signal
 from pathlib import Path
@@ -483,7 +470,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) >= 3  # the shell, the program and its worker
+    assert len(pids) >= 3  # the shell, the program and what was started beside it
     wait_for(lambda: not any(map(alive, pids)))
 
 
@@ -492,17 +479,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_turn_on_a_device_lasts_until_the_device_has_done_what_it_was_given(tmp_path: Path) -> None:
     """The host takes next to no time, and waits for the device at every hundredth step: a turn holds its whole work."""
     before = shlex.join(program("on_device", LONG, 0, 12))
-    done = harness(
-        "exec", "--out", str(tmp_path), "--against", before, "--repeats", "1", "--steps", "40", "--",
-        *program("on_device", LONG, 0, 6),
-    )  # fmt: skip
+    options = ("--against", before, "--repeats", "1", "--steps", "40")
+    done = harness("exec", "--out", str(tmp_path), *options, "--", *program("on_device", LONG, 0, 6))
     assert done.returncode == 0, done.stderr
     for run in study_in(tmp_path).runs():
-        assert run.steps is not None
         device_ms = 6 if run.record.arm == "script" else 12
         walls: dict[int, list[int]] = {}
         unmeasured: Counter[int] = Counter()
-        for row in run.steps.to_pylist():
+        for row in rows_of(run):
             if row["warmup"]:
                 unmeasured[row["turn"]] += 1
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,71 +10,66 @@ import numpy as np
 import pytest
 
 from harness.attach.agent import events as agent_events
-from harness.attach.command import SHIM
 from harness.commands.exec import PROFILE_STEPS
 from harness.explain import bounds
 from harness.explain.policy import LAUNCH_TAIL_NS, LIMIT_SHARE_MIN, SHORT_LAUNCHES_SHARE
 from harness.explain.spans import Stretches
 from harness.study.contract import PROFILED
-from harness.study.run_data import RunData
-from tests.harness.attach.running import agent_module
-from tests.harness.attach.test_exec import attached, program, study_in
-from tests.harness.attach.test_profile import rows
+from tests.harness.attach.running import agent_module, constants
+from tests.harness.attach.test_exec import attached, program, rows_of, study_in
 from tests.harness.explain.test_launch_bound import drawn
 
 MS = 1_000_000
 STEPS = 15
-LAUNCH_BOUND = ("on_device", 30, 1, 4, 12)  # 30 steps: 4 ms of work that takes 12 ms to launch
+LAUNCH_BOUND = program("on_device", 30, 1, 4, 12)  # 30 steps: 4 ms of work that takes 12 ms to launch
 MEASURED = ("--steps", str(STEPS), "--warmup", "4")
 WARMUP = 1  # of the profiler
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "options", "takes"),
-    [
-        (LAUNCH_BOUND, MEASURED, True),
-        (LAUNCH_BOUND, (*MEASURED, "--profile", "none"), False),
-        (LAUNCH_BOUND, ("--warmup", "4"), False),  # where the program ends is not known
-        (("plain", "--steps", 30), MEASURED, False),  # on the CPU
-    ],
-)
-def test_a_launch_bound_program_has_a_window_after_its_measured_steps(
-    words: tuple[str | int, ...], options: tuple[str, ...], takes: bool, tmp_path: Path
-) -> None:
-    done = attached(tmp_path, program(str(words[0]), *words[1:]), *options)
+def test_a_launch_bound_program_has_a_window_after_its_measured_steps(tmp_path: Path) -> None:
+    done = attached(tmp_path, LAUNCH_BOUND, *MEASURED)
     assert done.returncode == 0, done.stderr
-    study = study_in(tmp_path)
-    record = study.read_study()
-    runs = {(run.record.arm, run.record.block): run for run in study.runs()}
-    window = runs.pop((f"script+{PROFILED}", 0), None)
-    assert {run.record.status for run in runs.values()} == {"done"}
-    measured = [row["step"] for run in runs.values() for row in rows(run) if not row["warmup"]]
-    assert measured == sorted(set(measured))
-    assert (window is not None) == takes
-    if window is None:
-        assert measured[-1] == (29 if "--steps" not in options else 4 + STEPS - 1)
-        return
+    runs = {(run.record.arm, run.record.block): run for run in study_in(tmp_path).runs()}
+    window = runs.pop((f"script+{PROFILED}", 0))
+    measured = [row["step"] for run in runs.values() for row in rows_of(run) if not row["warmup"]]
     assert measured == list(range(4, 4 + STEPS))
-    assert (window.record.status, window.record.of) == ("done", "script")
+    assert {run.record.status for run in (*runs.values(), window)} == {"done"}
+    assert window.record.of == "script"
     assert window.probes.torch_profiler is not None
     ((*_, first, last),) = window.probes.torch_profiler.windows
     assert (first, last) == (4 + STEPS + WARMUP, 4 + STEPS + WARMUP + PROFILE_STEPS - 1)
-    assert all(row["warmup"] for row in rows(window))
-    assert [row["step"] for row in rows(window)][-PROFILE_STEPS:] == list(range(first, last + 1))
-    assert phases_of_profiled_steps(window, first, last) >= {"forward", "backward", "optimizer"}
+    table = rows_of(window)
+    assert all(row["warmup"] for row in table)
+    profiled = table[-PROFILE_STEPS:]
+    assert [row["step"] for row in profiled] == list(range(first, last + 1))
+    since, until = profiled[0]["start_ns"], profiled[-1]["start_ns"] + profiled[-1]["wall_ns"]
+    assert window.spans is not None
+    launches = [row for row in window.spans.to_pylist() if row["role"] == "launch"]
+    inside = {row["name"] for row in launches if since <= row["start_ns"] and row["end_ns"] <= until}
+    assert inside >= {"forward", "backward", "optimizer"}
     assert all(run.window is window for run in runs.values())
-    assert any("after the measured ones" in note for note in record.notes)
+    assert any("after the measured ones" in note for note in study_in(tmp_path).read_study().notes)
     assert f"script+{PROFILED}" in done.stdout
 
 
-def phases_of_profiled_steps(run: RunData, first: int, last: int) -> set[str]:
-    """What the device did within the steps of the window."""
-    steps = {row["step"]: row for row in rows(run)}
-    since, until = steps[first]["start_ns"], steps[last]["start_ns"] + steps[last]["wall_ns"]
-    assert run.spans is not None
-    spans = [row for row in run.spans.to_pylist() if row["role"] == "launch"]
-    return {row["name"] for row in spans if since <= row["start_ns"] and row["end_ns"] <= until}
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "options", "last"),
+    [
+        (LAUNCH_BOUND, (*MEASURED, "--profile", "none"), 4 + STEPS - 1),
+        (LAUNCH_BOUND, ("--warmup", "4"), 29),  # where the program ends is not known
+        (program("plain", "--steps", 30), MEASURED, 4 + STEPS - 1),  # on the CPU
+    ],
+)
+def test_other_programs_have_no_window(words: list[str], options: tuple[str, ...], last: int, tmp_path: Path) -> None:
+    done = attached(tmp_path, words, *options)
+    assert done.returncode == 0, done.stderr
+    runs = list(study_in(tmp_path).runs())
+    assert {(run.record.arm, run.record.status) for run in runs} == {("script", "done")}
+    measured = [row["step"] for run in runs for row in rows_of(run) if not row["warmup"]]
+    assert measured == list(range(4, last + 1))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +99,6 @@ def test_the_agent_leaves_open_what_the_analysis_does(
 
 
 def test_the_agent_has_the_limits_of_the_analysis() -> None:
-    found: dict[str, object] = {}
-    for name in ("device", "profiling"):
-        for one in ast.parse((SHIM.parent / "agent" / f"{name}.py").read_text()).body:
-            if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant):
-                found[ast.unparse(one.targets[0])] = one.value.value
-    assert (found["TAIL_NS"], found["MOST_MOMENTS"]) == (LAUNCH_TAIL_NS, SHORT_LAUNCHES_SHARE)
-    assert (found["NOTICEABLE"], found["WARMUP"]) == (LIMIT_SHARE_MIN, WARMUP)
+    found = constants("device", "profiling")
+    names = ("TAIL_NS", "MOST_MOMENTS", "NOTICEABLE", "WARMUP")
+    assert [found[name] for name in names] == [LAUNCH_TAIL_NS, SHORT_LAUNCHES_SHARE, LIMIT_SHARE_MIN, WARMUP]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +13,9 @@ import pytest
 
 from harness.attach.agent import events as agent_events
 from harness.attach.agent.events import DEVICE_WORK
-from harness.attach.frames import AttachedProcess, ProcessFacts
+from harness.attach.frames import AttachedProcess, ProcessFacts, append
 from harness.attach.steps import write_tables
 from harness.probes.ledger import rows
-from harness.study.store import StudyFolder
 from tests.harness.attach.running import agent_module
 
 Recorder = tuple[ModuleType, "Stream", list[tuple[str, Any]]]  # the agent's module, its stream, its notes
@@ -111,15 +109,11 @@ def test_work_is_on_the_hosts_clock_and_in_the_block_of_its_launch(device: Recor
     events.append((rows.PAUSE, round(stream.now_ns), ()))
     found = [event for event in events if event[0] == DEVICE_WORK and event[1] != "other"]
     assert [event[1] for event in found] == [name for name, _, _ in truth]
-    facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 2, HOST, 0)
-    one = AttachedProcess(write_frames(tmp_path / "1.frames", facts, events, notes), facts, tuple(notes), (), 40)
-    folder = StudyFolder(tmp_path / "study")
-    totals = write_tables(one, {}, lambda block: folder.run("script", block))
-    assert len(totals) == 3
+    one = recorded(tmp_path / "1.frames", 40, 2, events, notes)
+    assert len(write_tables(one, {}, lambda block: tmp_path / str(block))) == 3
     spans = []
-    for block in range(len(totals)):
-        table = pq.read_table(folder.run("script", block) / "spans.parquet").to_pylist()
-        steps = pq.read_table(folder.run("script", block) / "steps.parquet").to_pylist()
+    for block in range(3):
+        table, steps = (pq.read_table(tmp_path / f"{block}/{name}.parquet").to_pylist() for name in ("spans", "steps"))
         own = [row for row in steps if not (block and row["warmup"])]  # else they are of the block before
         since, until = own[0]["start_ns"], steps[-1]["start_ns"] + steps[-1]["wall_ns"]
         if block:  # what the device is at when a block begins was launched before
@@ -136,42 +130,29 @@ def test_work_is_on_the_hosts_clock_and_in_the_block_of_its_launch(device: Recor
     assert max(off) < 20_000  # two events, and half of the tightest look at both clocks
 
 
-def write_frames(path: Path, facts: ProcessFacts, events: list[Any], notes: list[Any]) -> Path:
-    steps: list[list[Any]] = [[]]
+def recorded(path: Path, steps: int, warmup: int, events: list[Any], notes: list[Any]) -> AttachedProcess:
+    """Write a frame for each step, as the agent does."""
+    facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, warmup, HOST, 0)
+    append(path, "process", asdict(facts))
+    portion: list[Any] = []
     for event in events:
-        steps[-1].append(event)
-        if event[0] == rows.STEP:
-            steps.append([])
-    with path.open("wb") as file:
-        for word, content in [
-            ("process", asdict(facts)),
-            *[("events", portion) for portion in steps],
-            *[("note", note) for note in notes],
-        ]:
-            frame = marshal.dumps((word, content), 2)
-            file.write(len(frame).to_bytes(4, "little") + frame)
-    return path
+        portion.append(event)
+        if event[0] in (rows.STEP, rows.PAUSE):
+            append(path, "events", portion)
+            portion = []
+    append(path, "events", portion)
+    return AttachedProcess(path, facts, tuple(notes), {}, steps)
 
 
-def test_a_program_on_the_cpu_is_left_alone(device: Recorder) -> None:
+@pytest.mark.parametrize(("kind", "noted"), [("cpu", []), ("mps", [("device", "mps")])])
+def test_another_device_is_named_and_not_recorded(device: Recorder, kind: str, noted: list[Any]) -> None:
     module, _, notes = device
-    module.trains_on(SimpleNamespace(type="cpu"))
+    module.trains_on(SimpleNamespace(type=kind))
     module.mark("forward")
-    assert (module.collect(), module.last(), notes) == ([], [], [])
+    assert (module.collect(), module.last(), notes) == ([], [], noted)
 
 
-def test_another_accelerator_is_named_and_not_recorded(
-    device: Recorder,
-) -> None:
-    module, _, notes = device
-    module.trains_on(SimpleNamespace(type="mps"))
-    module.mark("forward")
-    assert notes == [("device", "mps")]
-
-
-def test_no_event_enters_a_graph_that_is_being_captured(
-    device: Recorder,
-) -> None:
+def test_no_event_enters_a_graph_that_is_being_captured(device: Recorder) -> None:
     module, stream, _ = device
     module.trains_on(CUDA)
     module.mark("fetch")
@@ -192,16 +173,6 @@ def test_a_program_that_first_trains_on_the_cpu_is_recorded_from_its_device_on(d
     assert module.state.stream is not None
 
 
-def test_a_program_that_goes_over_to_another_stream_is_recorded_no_more(device: Recorder) -> None:
-    """What it does there would be missing, and missing work looks like idle time."""
-    module, stream, notes = device
-    module.trains_on(CUDA)
-    module.torch.cuda.current_stream = lambda _device: Stream(now_ns=stream.now_ns + 1)
-    module.mark("forward")
-    assert notes[-1] == ("device_fault", "RuntimeError: the program switched to another CUDA stream")
-    assert module.collect() == []
-
-
 def test_what_a_process_inherits_of_its_parents_device_is_neither_used_nor_destroyed(device: Recorder) -> None:
     module, _, _ = device
     module.trains_on(CUDA)
@@ -212,18 +183,28 @@ def test_what_a_process_inherits_of_its_parents_device_is_neither_used_nor_destr
     assert before in module._inherited
 
 
-def test_a_fault_ends_this_recording_alone(device: Recorder) -> None:
+def refuse(**_: Any) -> None:
+    raise RuntimeError("an illegal memory access")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fault"),
+    [
+        ("Event", refuse, "an illegal memory access"),
+        # What it does there would be missing, and missing work looks like idle time.
+        ("current_stream", lambda _: Stream(now_ns=0), "the program switched to another CUDA stream"),
+    ],
+)
+def test_a_fault_or_another_stream_ends_this_recording_alone(
+    device: Recorder, name: str, change: Any, fault: str
+) -> None:
     module, _, notes = device
     module.trains_on(CUDA)
-
-    def refuse(**_: Any) -> None:
-        raise RuntimeError("an illegal memory access")
-
-    module.torch.cuda.Event = refuse
+    setattr(module.torch.cuda, name, change)
     module.mark("forward")
     module.mark("backward")
     assert module.collect() == module.last() == []
-    assert notes[-1] == ("device_fault", "RuntimeError: an illegal memory access")
+    assert notes[-1] == ("device_fault", f"RuntimeError: {fault}")
 
 
 def test_a_device_that_never_answers_does_not_keep_the_program(
@@ -252,8 +233,5 @@ def test_of_half_a_recording_nothing_counts(device: Recorder, tmp_path: Path, ch
     if change == "faulty":
         events += module.last()
         notes.append(("device_fault", "made up"))
-    facts = ProcessFacts(1, 1, None, None, "3", "2", 1, 1, 0, HOST, 0)
-    one = AttachedProcess(write_frames(tmp_path / "1.frames", facts, events, notes), facts, tuple(notes), (), 12)
-    folder = StudyFolder(tmp_path / "study")
-    write_tables(one, {}, lambda block: folder.run("script", block))
-    assert not pq.read_table(folder.run("script", 0) / "spans.parquet").num_rows
+    write_tables(recorded(tmp_path / "1.frames", 12, 0, events, notes), {}, lambda block: tmp_path / str(block))
+    assert not pq.read_table(tmp_path / "0/spans.parquet").num_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -61,6 +62,11 @@ def trained(clock: Clock, loader: HeadspaceLoader[int], step_ns: int) -> list[in
     return served
 
 
+def interval(loader: HeadspaceLoader[int]) -> tuple[float, float]:
+    assert loader.result is not None
+    return loader.result.speedup.ci_low or math.nan, loader.result.speedup.ci_high or math.nan
+
+
 @pytest.mark.parametrize(
     ("workers", "batch_ns", "truth"),
     [
@@ -87,10 +93,7 @@ def test_a_rare_long_wait_is_in_the_gain_and_widens_its_interval(clock: Clock) -
     """Every 100th batch takes 50 steps: a median of comparisons would not have it."""
     loader = harness.headspace(Loader(clock, 20_000, [500_000, *[0] * 99]), seconds=0.1)
     trained(clock, loader, 10_000)
-    assert loader.result is not None
-    low, high = loader.result.speedup.ci_low, loader.result.speedup.ci_high
-    assert low is not None
-    assert high is not None
+    low, high = interval(loader)
     assert low < 1.5 < high
     assert high / low > 1.1
 
@@ -101,10 +104,7 @@ def test_a_slow_step_now_and_then_is_no_gain(clock: Clock, period: int) -> None:
     loader = harness.headspace(Loader(clock, 3000, [0]), seconds=0.005)
     for number, _ in enumerate(loader):
         clock.ns += 100_000 if number % period == 0 else 10_000
-    assert loader.result is not None
-    low, high = loader.result.speedup.ci_low, loader.result.speedup.ci_high
-    assert low is not None
-    assert high is not None
+    low, high = interval(loader)
     assert low <= 1 <= high
 
 

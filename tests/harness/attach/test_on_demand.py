@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -19,14 +18,17 @@ from unittest import mock
 
 import pytest
 
+from harness.attach import hooks
 from harness.attach.agent.events import PROFILE_ASKED, PROFILE_DONE
-from harness.attach.frames import read
+from harness.attach.frames import append
 from harness.attach.live import RecordedProgram
 from harness.attach.on_demand import NotProfiled, alone, process_of, profile_torch
 from harness.study.store import StudyFolder
 from harness.study.traces.kineto import read_profile
-from tests.commands import Done, harness
-from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
+from tests import warm
+from tests.commands import ROOT, WARM, harness
+from tests.harness.attach.running import Ran, Recorded, chosen, losses, record_all, run_all
+from tests.harness.attach.test_exec import rows_of
 from trainer.errors import InputError
 
 PROGRAM = """
@@ -36,8 +38,8 @@ torch.set_num_threads(1)
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 while not os.path.exists("{enough}"):
-    for (batch,) in DataLoader(TensorDataset(torch.ones(400, 8)), batch_size=2):
-        time.sleep(0.005)
+    for (batch,) in DataLoader(TensorDataset(torch.ones(200, 8)), batch_size=2):
+        time.sleep(0.01)
         model(batch).pow(2).mean().backward()
         optimizer.step()
     open("{begun}", "w").close()
@@ -45,13 +47,13 @@ while not os.path.exists("{enough}"):
 
 
 @contextmanager
-def running(folder: Path, *words: str) -> Iterator[Path]:
-    """Meanwhile a program trains under `harness exec` with ``words``; its study is whole afterwards."""
+def running(folder: Path) -> Iterator[Path]:
+    """Meanwhile a program trains under `harness exec`; its study is whole afterwards."""
     script, begun, enough = folder / "train.py", folder / "begun", folder / "enough"
     script.write_text(PROGRAM.format(begun=begun, enough=enough))
-    command = [sys.executable, "-m", "harness", "exec", "--out", str(folder / "out"), *words]
+    command = [sys.executable, "-m", "tests.commands", "exec", "--out", str(folder / "out")]
     command += ["--", sys.executable, str(script)]
-    with subprocess.Popen(command, cwd=PROGRAMS.parents[3], stdout=subprocess.DEVNULL) as process:
+    with warm.Popen(command, cwd=ROOT, env={**os.environ, WARM: "1"}) as process:
         try:
             while not begun.exists() and process.poll() is None:
                 time.sleep(0.05)
@@ -65,59 +67,43 @@ def running(folder: Path, *words: str) -> Iterator[Path]:
 @pytest.mark.slow
 def test_a_running_program_is_profiled_and_its_profiled_steps_are_not_measured(tmp_path: Path) -> None:
     with running(tmp_path) as study:
-        torch_profile: Done = harness("profile", str(study), "--steps", "4")
-        stacks: Done = harness("profile", str(study), "--kind", "py-spy", "--seconds", "1")
+        torch_profile = harness("profile", str(study), "--steps", "4")
         (trace,) = study.glob("profiles/*/torch_profile.json.gz")
+        names = read_profile(trace, 0)["name"].to_pylist()
         with mock.patch("harness.probes.profilers.torch_session.MAX_TRACE_BYTES", 10_000):
-            cut: Done = harness("profile", str(study))
+            cut = harness("profile", str(study))
+        enough = threading.Timer(3, (tmp_path / "enough").touch)  # py-spy samples a program until its end
+        enough.start()
+        stacks = harness("profile", str(study), "--kind", "py-spy", "--seconds", "300")
+        enough.join()
     assert (torch_profile.returncode, stacks.returncode) == (0, 0), torch_profile.stderr + stacks.stderr
     assert ", 4 steps of process" in torch_profile.stdout
     assert "aten::addmm" in torch_profile.stdout
     assert cut.returncode == 0
     assert ("was cut" in cut.stdout, "was cut" in torch_profile.stdout) == (True, False)
-    names = read_profile(trace, 0)["name"].to_pylist()
     assert sum(name.startswith("ProfilerStep#") for name in names) == 4
     (samples,) = study.glob("profiles/*/stacks.trace.json.gz")
     assert b"train.py" in gzip.decompress(samples.read_bytes())
-    left_out = 0
-    for run in StudyFolder(study).runs():
-        assert run.steps is not None
-        measured = [not warmup for warmup in run.steps["warmup"].to_pylist()]
-        left_out += measured[measured.index(True) :].count(False)
-    # With the profiler's warm-up and at least one step under py-spy; at most a few seconds of steps of over 5 ms.
+    sampled = re.match(r"py-spy, ([\d.]+) s of process", stacks.stdout)
+    assert sampled is not None
+    assert 0 < float(sampled[1]) < 300
+    measured = [not row["warmup"] for run in StudyFolder(study).runs() for row in rows_of(run)]
+    left_out = measured[measured.index(True) :].count(False)
+    # With the profiler's warm-up and at least one step under py-spy; at most a few seconds of steps of over 10 ms.
     assert 4 + 1 + 1 <= left_out <= 4_000
-    assert left_out < sum(len(run.steps) for run in StudyFolder(study).runs() if run.steps is not None) / 2
+    assert any(measured)
     assert not (study / "raw").exists()
 
 
-FAULTY = ("on_demand._accept!asks torch", "on_demand._answer!asks torch", "profiling._start!asks torch")
+FAULTY = ["on_demand._accept!asks torch", "profiling._start!asks torch", "on_demand._answer!asks torch"]
+at_night = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("raw") / "raw"
-
-
-@pytest.fixture(scope="module")
-def asked(raw: Path) -> dict[str, Ran]:
-    """Programs that ask for a profile of themselves; beside each its losses without the agent."""
-    names = [
-        f"asks {how}"
-        for how in (
-            "torch",
-            "py-spy",
-            "late",
-            "nan",
-            "many",
-            "threads",
-            "ranks",
-            "malformed",
-            "no-object",
-            "other-user",
-            "own",
-        )
-    ]
-    return run_all(raw.parent / "out", [*names, *FAULTY], raw, {"warmup": 4, "segment_s": 60}, cold=False)
+def asked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Recorded:
+    """Programs that ask for a profile of themselves."""
+    programs = ["asks torch", "asks py-spy", *chosen(request, ["asks late", "asks own", *FAULTY])]
+    return record_all(tmp_path_factory.mktemp("asked"), programs, {"warmup": 4, "segment_s": 60})
 
 
 @pytest.fixture(scope="module")
@@ -131,69 +117,83 @@ def answer(ran: Ran) -> Any:
 
 
 @pytest.mark.slow
-def test_a_program_answers_with_its_trace_and_trains_as_ever(asked: dict[str, Ran], unasked: list[str]) -> None:
+def test_a_program_answers_with_its_trace_and_trains_as_ever(asked: Recorded, unasked: list[str]) -> None:
     assert len(unasked) == 120
-    assert all(losses(ran.lines) == unasked for ran in asked.values())
-    assert {ran.code for ran in asked.values()} == {0}
-    assert answer(asked["asks torch"])["steps"] == 3
-    assert answer(asked["asks py-spy"]) == {"id": "1"}
-    assert asked["asks py-spy"].lines[-3] == "ready: True"
+    assert all(losses(ran.lines) == unasked for ran in asked.ran.values())
+    assert {ran.code for ran in asked.ran.values()} == {0}
+    assert answer(asked.ran["asks torch"])["steps"] == 3
+    assert answer(asked.ran["asks py-spy"]) == {"id": "1"}
+    assert asked.ran["asks py-spy"].lines[-3] == "ready: True"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("program", "why"),
+    [("asks late", "too long"), pytest.param("asks own", "itself with torch's profiler", marks=at_night)],
+)
+def test_a_profile_that_does_not_come_about_is_answered_with_the_reason(
+    asked: Recorded, program: str, why: str
+) -> None:
+    assert why in answer(asked.ran[program])["error"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "thread", "owner", "steps", "why"),
     [
-        ("malformed", "cannot be read"),
-        ("no-object", "cannot be read"),
-        ("nan", "cannot be read"),
-        ("many", "at most 100"),
-        ("other-user", "another user"),
-        ("late", "too long"),
-        ("threads", "in its main thread"),
-        ("ranks", "its ranks end together"),
-        ("own", "itself with torch's profiler"),
+        ({}, None, 0, 100, None),
+        ({}, None, 1, 3, "another user asked for it"),
+        ({}, None, 0, 101, "at most 100 steps"),
+        ({"measured_from": None}, None, 0, 3, "this program is profiled already"),
+        ({"alternates": True}, None, 0, 3, "or measured against another one"),
+        ({}, 7, 0, 3, "in its main thread"),
+        ({}, 7, 0, 0, None),  # py-spy
+        ({"most_steps": 1000}, None, 0, 3, "its ranks end together"),
     ],
 )
-def test_a_request_that_cannot_be_met_is_answered_with_the_reason(asked: dict[str, Ran], how: str, why: str) -> None:
-    assert why in answer(asked[f"asks {how}"])["error"]
+def test_a_request_that_cannot_be_met_is_refused(
+    plan: dict[str, Any], thread: int | None, owner: int, steps: int, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks._agent()
+    from _harness_agent import boundaries, on_demand, record
+
+    monkeypatch.setattr(boundaries, "measuring", boundaries._Measuring(**plan))
+    monkeypatch.setattr(record, "training_thread", thread)
+    monkeypatch.setattr(record, "ranks", lambda: (0, 2))
+    found = on_demand._refusal(os.getuid() + owner, steps)
+    assert found is None if why is None else why in found
+
+
+@pytest.mark.parametrize("text", ['{"steps": ', "[]", '{"id": "1", "limit_s": NaN, "steps": 3}'])
+def test_a_request_that_cannot_be_read_is_answered(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks._agent()
+    from _harness_agent import on_demand, record
+
+    monkeypatch.setattr(record, "_folder", str(tmp_path))
+    (tmp_path / f"{os.getpid()}.{PROFILE_ASKED}").write_text(text)
+    on_demand._accept(0)
+    assert "cannot be read" in json.loads((tmp_path / f"{os.getpid()}.{PROFILE_DONE}").read_text())["error"]
 
 
 @pytest.mark.slow
-def test_a_fault_of_the_profiler_is_the_answer(asked: dict[str, Ran]) -> None:
-    assert "injected" in answer(asked["profiling._start!asks torch"])["error"]
-
-
-@pytest.mark.slow
-def test_a_program_that_ends_is_sampled_until_its_end(tmp_path: Path) -> None:
-    with running(tmp_path) as study:
-        enough = threading.Timer(3, (tmp_path / "enough").touch)
-        enough.start()
-        stacks: Done = harness("profile", str(study), "--kind", "py-spy", "--seconds", "300")
-        enough.join()
-    assert stacks.returncode == 0, stacks.stderr
-    sampled = re.match(r"py-spy, ([\d.]+) s of process", stacks.stdout)
-    assert sampled is not None
-    assert 0 < float(sampled[1]) < 300
-    assert list(study.glob("profiles/*/stacks.trace.json.gz"))
-
-
-@pytest.mark.slow
-def test_a_fault_in_answering_is_noted(asked: dict[str, Ran], raw: Path) -> None:
-    faults = {process.process.pid: process.noted("fault") for process in read(raw)}
-    noted = {name for name, ran in asked.items() if any("injected" in line for line in faults[ran.pid])}
-    assert noted == {name for name in FAULTY if name.startswith("on_demand.")}
+@pytest.mark.parametrize("fault", [*FAULTY[:2], pytest.param(FAULTY[2], marks=at_night)])
+def test_a_fault_in_answering_is_noted_and_one_of_the_profiler_is_the_answer(asked: Recorded, fault: str) -> None:
+    ours = fault.startswith("on_demand.")
+    assert any("injected" in line for line in asked.of(fault).noted("fault")) == ours
+    assert ours or "injected" in answer(asked.ran[fault])["error"]
 
 
 def program_in(folder: Path, *pids: int) -> RecordedProgram:
     for pid in pids:
-        (folder / f"{pid}-{pid}-1.frames").touch()
+        append(folder / f"{pid}-{pid}-1.frames", "events", [])
     return RecordedProgram(folder, (7, *pids))
 
 
 def test_the_first_process_that_records_is_profiled_unless_another_is_named(tmp_path: Path) -> None:
     program = program_in(tmp_path, 8, 9)
     assert [process_of(program, target) for target in (None, "9", "7", str(tmp_path))] == [8, 9, 8, 8]
+    append(tmp_path / "10-10-1.frames", "batch", (0, 0, (), 4))
+    with pytest.raises(InputError, match="process 10 is a loader worker, which takes no steps: give 8"):
+        process_of(program, "10")
     with pytest.raises(InputError, match="no process"):
         process_of(RecordedProgram(tmp_path, (7,)), "7")
 
@@ -214,9 +214,6 @@ def test_one_command_asks_at_a_time(tmp_path: Path) -> None:
         assert (tmp_path / f"7.{PROFILE_ASKED}").exists()  # the request of the first
     with alone(program, 7), alone(program, 8):
         pass
-
-
-def test_a_record_that_goes_ends_the_request(tmp_path: Path) -> None:
     with pytest.raises(NotProfiled, match="ended"), alone(program_in(tmp_path / "gone"), 7):
         pass
 

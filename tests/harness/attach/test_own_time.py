@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import functools
 import gc
 import math
 import os
@@ -13,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from multiprocessing import process
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -23,37 +23,55 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from harness.attach import hooks
+from harness.attach.run_record import RunOrigin, record_of
 from harness.explain import causes as explain_causes
 from harness.explain.causes import LOCK, SlowCause, slow_causes
-from tests.harness.attach.running import PROGRAMS
-from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
+from tests.harness.attach.running import PROGRAMS, Ran, Recorded, chosen, losses, record_all, run_all
+from tests.harness.attach.test_exec import alone, attached, program, recorded, study_in
+
+hooks._agent()
+from _harness_agent import memory, own_time, phases, record, run_queue  # noqa: E402
 
 pytestmark = pytest.mark.slow
+nightly = pytest.mark.nightly
+STEPS, WARMUP = 60, 20
+# Programs with their slow line, and the kind of its cause.
+SLOW = {
+    f"own_time log {STEPS}": ("code", "time.sleep(0.02)"),
+    f"own_time gc {STEPS}": ("gc", "gc.collect()"),
+    f"own_time busy {STEPS}": ("code", "sum(i * i for i in range(200_000))"),
+    "own_time save 200": ("code", "time.sleep(0.2)"),
+}
+NONE, THREAD, BRIEF = f"own_time none {STEPS}", "own_time thread 400", "own_time brief 800"
 
 
-@functools.cache
-def undisturbed(steps: int) -> list[str]:
-    """Losses of the program, which are the same whatever it does besides."""
-    return losses(alone(program("own_time", "none", steps)).stdout)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    return run_all(tmp_path_factory.mktemp("alone") / "out", [NONE], None)
 
 
-def found_in(out: Path, kind: str, share: float = 0.05, steps: int = 200) -> tuple[tuple[SlowCause, ...], float]:
-    """Causes of the program ``kind`` with at least that share, and the milliseconds that it measured itself."""
-    done = attached(out, program("own_time", kind, steps), "--warmup", "20")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert losses(done.stdout) == undisturbed(steps)
-    (truth,) = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("SPENT")]
-    causes = slow_causes([run.record.facts for run in study_in(out).runs()])
-    return tuple(one for one in causes if one.least_share >= share and not one.phase and one.of), truth
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Recorded:
+    programs = [NONE, *chosen(request, [*SLOW, BRIEF, THREAD])]
+    return record_all(tmp_path_factory.mktemp("seen"), programs, {"warmup": WARMUP})
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause", "line"), [("log", "code", "time.sleep(0.02)"), ("save", "code", "time.sleep(0.2)"),
-                                ("gc", "gc", "gc.collect()"), ("busy", "code", "sum(i * i for i in range(200_000))")]
-)  # fmt: skip
-def test_the_slow_place_is_named_with_what_it_takes_of_a_step(kind: str, cause: str, line: str, tmp_path: Path) -> None:
-    found, truth_ms = found_in(tmp_path, kind)
+def found_in(seen: Recorded, program: str, folder: Path, share: float = 0.05) -> tuple[list[SlowCause], float]:
+    """Causes of the program with at least that share, and the milliseconds that it measured itself."""
+    ran, one = seen.ran[program], seen.of(program)
+    assert ran.code == 0, ran.lines
+    assert not any("Traceback" in line for line in ran.lines)
+    (truth,) = [float(line.split()[1]) for line in ran.lines if line.startswith("SPENT")]
+    blocks = seen.tables(program, folder).blocks
+    facts = [record_of("script", number, one, block, RunOrigin({}, 0, "")).facts for number, block in enumerate(blocks)]
+    causes = [one for one in slow_causes(facts) if one.least_share >= share and not one.phase and one.of]
+    return causes, truth
+
+
+@pytest.mark.parametrize("program", [*[*SLOW][:3], pytest.param([*SLOW][3], marks=nightly)])
+def test_the_slow_place_is_named_with_what_it_takes_of_a_step(program: str, seen: Recorded, tmp_path: Path) -> None:
+    cause, line = SLOW[program]
+    found, truth_ms = found_in(seen, program, tmp_path)
     first = max(found, key=lambda one: one.spent_ms)
     assert (first.kind, first.code, first.place.partition(":")[0]) == (cause, line, "own_time.py")
     share = min(first.spent_share, 1.0)
@@ -64,18 +82,24 @@ def test_the_slow_place_is_named_with_what_it_takes_of_a_step(kind: str, cause: 
     assert len([one for one in found if one.place == first.place]) == 1  # a collection is not own code once more
 
 
-def test_a_thread_that_runs_python_is_found_where_it_runs(tmp_path: Path) -> None:
-    found, _truth_ms = found_in(tmp_path, "thread", 0.0)  # A busy machine leaves the other thread less of a core.
+@nightly
+@pytest.mark.parametrize("program", [THREAD])
+def test_a_thread_that_runs_python_is_found_where_it_runs(program: str, seen: Recorded, tmp_path: Path) -> None:
+    found, _truth_ms = found_in(seen, program, tmp_path, 0.0)  # A busy machine leaves the thread less of a core.
     most = max((one for one in found if one.kind == LOCK), key=lambda one: one.spent_ms)
     assert (most.code, most.function) == ("sum(range(1000))", "run_python")
 
 
-def test_a_program_without_slow_code_has_no_such_place(tmp_path: Path) -> None:
-    found, _truth_ms = found_in(tmp_path, "none")
+def test_a_program_without_slow_code_has_no_such_place(
+    seen: Recorded, undisturbed: dict[str, Ran], tmp_path: Path
+) -> None:
+    found, _truth_ms = found_in(seen, NONE, tmp_path)
     assert [one for one in found if (one.code and "slow" in one.code) or one.kind == LOCK] == []
+    for ran in seen.ran.values():  # the same losses, whatever a program does besides
+        assert losses(ran.lines)[:STEPS] == losses(undisturbed[NONE].lines)
 
 
-@pytest.mark.nightly
+@nightly
 def test_a_fork_finds_no_thread_of_the_agent(tmp_path: Path) -> None:
     """Python 3.12 warns of a fork with threads, and a child inherits locks that these hold."""
     command = program("own_time", "fork", 60)
@@ -91,35 +115,52 @@ def test_a_fork_finds_no_thread_of_the_agent(tmp_path: Path) -> None:
 
 def test_a_second_thread_that_is_recorded_has_its_places_noted_anew(tmp_path: Path) -> None:
     """Its record is another file, in which no place is noted yet."""
-    done = attached(tmp_path, program("own_time", "again", 60), "--warmup", "20")
-    assert done.returncode == 0, done.stderr
+    study, _ = recorded(tmp_path, "own_time again 50")
     for arm in ("script", "script-2"):
-        facts = [run.record.facts for run in study_in(tmp_path).runs() if run.record.arm == arm]
+        facts = [run.record.facts for run in study.runs() if run.record.arm == arm]
         assert any(one.code == "time.sleep(0.02)" for one in slow_causes(facts)), arm
 
 
-@pytest.mark.nightly
+@nightly
 def test_no_garbage_collection_begins_within_a_look() -> None:
     """Before Python 3.12 it would block the program: a look holds the lock of the list of all threads."""
     command = [sys.executable, str(PROGRAMS / "collected_looks.py")]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert int(done.stdout) > 0
+    done = alone(command, cold=True, env=os.environ | {"PYTHONPATH": str(Path.cwd())})
+    assert int(done.stdout) > 0, done.stderr
+
+
+@nightly
+@pytest.mark.parametrize("program", [BRIEF])
+def test_a_short_piece_of_python_is_found_though_a_call_after_it_lets_go_of_the_lock(
+    program: str, seen: Recorded, tmp_path: Path
+) -> None:
+    """2 ms of Python in each step, which the forward pass follows: a look came in that pass."""
+    found, truth_ms = found_in(seen, program, tmp_path)  # about a second
+    most = max((one for one in found if one.kind == "code"), key=lambda one: one.spent_ms)
+    assert (most.code, most.late) == ("sum(i * i for i in range(30_000))", False)
+    assert most.step_ms > truth_ms / 2
+
+
+class Thread(threading.Thread):
+    """Runs ``begin``, and ends where ``leave`` is set; ``ran`` is set in between."""
+
+    def __init__(self, begin: Callable[[], object]) -> None:
+        super().__init__()
+        self.begin, self.ran, self.leave = begin, threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        self.begin()
+        self.ran.set()
+        self.leave.wait()
+
+    def end(self) -> None:
+        self.leave.set()
+        self.join()
 
 
 def test_a_thread_that_has_ended_is_left_out_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks._agent()
-    from _harness_agent import own_time
-
-    go, ran, leave = threading.Event(), threading.Event(), threading.Event()
-    alive = threading.Thread(target=lambda: (go.wait(), sum(range(10**6)), ran.set(), leave.wait()))
-    ended = threading.Thread(target=int)
+    go = threading.Event()
+    alive, ended = Thread(lambda: (go.wait(), sum(range(10**6)))), threading.Thread(target=int)
     alive.start()
     ended.start()
     frame, identifiers = sys._getframe(), (ended.ident, alive.ident)
@@ -129,35 +170,25 @@ def test_a_thread_that_has_ended_is_left_out_of_a_look(monkeypatch: pytest.Monke
     for _ in range(2):
         sampler._look_at_others(dict.fromkeys(identifiers, frame), 1)
         go.set()
-        ran.wait()
-    leave.set()
-    alive.join()
+        alive.ran.wait()
+    alive.end()
     assert [ns for _, ns, _ in sampler.others] == [1]
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_thread_that_began_since_the_last_look_has_run_since_then(known: bool) -> None:
-    hooks._agent()
-    from _harness_agent import own_time
-
-    ran, leave = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: (sum(range(10**6)), ran.set(), leave.wait()))
-    sampler = own_time._Sampler()
+    thread, sampler = Thread(lambda: sum(range(10**6))), own_time._Sampler()
     if known:
         sampler._look_at_others({}, 1)
     thread.start()
-    ran.wait()
+    thread.ran.wait()
     sampler._look_at_others({thread.ident: sys._getframe()}, 10**7)
-    leave.set()
-    thread.join()
+    thread.end()
     assert [ns > 10**6 for _, ns, _ in sampler.others] == [True] * known
 
 
 def in_a_hook(kind: str) -> list[object]:
     """Return what the sampler takes for a hook's frame in a backward pass of this ``kind``: its function, or None."""
-    hooks._agent()
-    from _harness_agent import own_time
-
     found: list[object] = []
 
     def look(*given: torch.Tensor) -> torch.Tensor:
@@ -190,16 +221,14 @@ def in_a_hook(kind: str) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("hook", "look"), ("function", None), ("checkpoint", None), ("no pass", None)]
+    ("kind", "expected"),
+    [("hook", "look"), ("function", None), ("no pass", None), pytest.param("checkpoint", None, marks=nightly)],
 )
 def test_a_hook_of_a_backward_pass_is_told_from_the_model_within_it(kind: str, expected: str | None) -> None:
     assert in_a_hook(kind) == [expected]
 
 
 def test_a_hook_is_found_in_the_thread_that_autograd_has_for_a_device() -> None:
-    hooks._agent()
-    from _harness_agent import own_time
-
     looked, leave = threading.Event(), threading.Event()
 
     def hook() -> None:
@@ -223,9 +252,6 @@ def test_a_hook_is_found_in_the_thread_that_autograd_has_for_a_device() -> None:
 
 def test_a_look_keeps_nothing_that_the_program_lets_go() -> None:
     """Frames that stayed until a garbage collection kept tensors, and loader workers that then forked with others."""
-    hooks._agent()
-    from _harness_agent import own_time
-
     kept: list[weakref.ref[threading.Event]] = []
     looked_at, leave = threading.Event(), threading.Event()
 
@@ -249,9 +275,6 @@ def test_a_look_keeps_nothing_that_the_program_lets_go() -> None:
 
 
 def test_the_switch_interval_is_short_only_where_no_other_thread_runs() -> None:
-    hooks._agent()
-    from _harness_agent import own_time
-
     usual_s = sys.getswitchinterval()
     sampler = own_time._Sampler()
     try:
@@ -272,9 +295,6 @@ def test_the_switch_interval_is_short_only_where_no_other_thread_runs() -> None:
 
 def test_a_program_whose_threads_compete_for_the_lock_keeps_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a short one the training thread waited for a third as long: what slows the program was hidden."""
-    hooks._agent()
-    from _harness_agent import own_time
-
     shortened: list[bool] = []
     sampler = own_time._Sampler()
     monkeypatch.setattr(sampler, "_wait_shortly", shortened.append)
@@ -286,21 +306,9 @@ def test_a_program_whose_threads_compete_for_the_lock_keeps_its_interval(monkeyp
     assert shortened == [False] * own_time.ALONE_LOOKS + [True] + [False] * 3
 
 
-@pytest.mark.nightly
-def test_a_short_piece_of_python_is_found_though_a_call_after_it_lets_go_of_the_lock(tmp_path: Path) -> None:
-    """2 ms of Python in each step, which the forward pass follows: a look came in that pass."""
-    found, truth_ms = found_in(tmp_path, "brief", steps=800)  # about a second
-    most = max((one for one in found if one.kind == "code"), key=lambda one: one.spent_ms)
-    assert (most.code, most.late) == ("sum(i * i for i in range(30_000))", False)
-    assert most.step_ms > truth_ms / 2
-
-
 def test_a_reading_of_memory_that_waits_for_a_core_delays_the_next_one_by_what_it_costs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hooks._agent()
-    from _harness_agent import memory, own_time
-
     monkeypatch.setattr(memory, "read", lambda: (time.sleep(0.1), (1, 2, 3))[1])
     sampler = own_time._Sampler()
     sampler.begun_ns = begun_ns = time.monotonic_ns()
@@ -310,9 +318,6 @@ def test_a_reading_of_memory_that_waits_for_a_core_delays_the_next_one_by_what_i
 
 
 def test_a_worker_that_the_program_has_closed_counts_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks._agent()
-    from _harness_agent import memory
-
     closed = ForkProcess(target=int)
     closed.start()
     closed.join()
@@ -325,10 +330,7 @@ def test_a_worker_that_the_program_has_closed_counts_no_memory(monkeypatch: pyte
 
 def test_a_child_process_and_another_thread_ask_for_cores() -> None:
     """Each burns until it has had a while on a core, which a busy machine only delays."""
-    hooks._agent()
-    from _harness_agent import own_time, run_queue
-
-    script = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    script = "import time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\ninput()"
     sampler = own_time._Sampler()
     go, ran, leave = threading.Event(), threading.Event(), threading.Event()
     numbers = []
@@ -336,7 +338,7 @@ def test_a_child_process_and_another_thread_ask_for_cores() -> None:
     def burn() -> None:
         numbers.append(threading.get_native_id())
         go.wait()
-        while time.thread_time() < 0.3:
+        while time.thread_time() < 0.1:
             pass
         ran.set()
         leave.wait()
@@ -358,24 +360,18 @@ def test_a_child_process_and_another_thread_ask_for_cores() -> None:
         thread.join()
         child.communicate(b"\n")
     ((asked_ns, passed_ns),) = sampler.demand
-    assert asked_ns > 0.3e9
+    assert asked_ns > 0.1e9
     assert passed_ns > 0
 
 
 def test_agent_and_analysis_use_the_same_words() -> None:
     """The agent cannot import the analysis."""
-    hooks._agent()
-    from _harness_agent import own_time
-
-    for name in ("HOOKS", "HOLDER", "THREAD_LOCK", "WAITING_MODULES"):
+    for name in ("THREAD_LOCK", "WAITING_MODULES"):
         assert getattr(own_time, name) == getattr(explain_causes, name)
 
 
 def test_a_child_with_a_lower_process_id_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Process ids wrap around: a child then has a lower id than its parent."""
-    hooks._agent()
-    from _harness_agent import run_queue
-
     parents = {7: os.getpid(), 9: 7, 11: 1, os.getpid(): 1}
     monkeypatch.setattr(run_queue, "_parents", {})
     monkeypatch.setattr(run_queue.os, "listdir", lambda _: [str(pid) for pid in parents])
@@ -386,9 +382,6 @@ def test_a_child_with_a_lower_process_id_is_found(monkeypatch: pytest.MonkeyPatc
 
 def test_the_place_of_the_thread_that_holds_the_lock_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorded thread waits for a lock that a sleeping thread holds. Others sleep, or wait for it as well."""
-    hooks._agent()
-    from _harness_agent import own_time, phases
-
     lock, leave = threading.Lock(), threading.Event()
     begun = [threading.Event() for _ in range(3)]
 
@@ -429,9 +422,6 @@ def test_the_place_of_the_thread_that_holds_the_lock_is_noted(monkeypatch: pytes
 def test_a_line_that_waits_for_a_lock_of_the_program_is_told_from_others(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hooks._agent()
-    from _harness_agent import own_time, record
-
     lock, condition, ready = threading.Lock(), threading.Condition(), threading.Event()
     noted: list[tuple[object, ...]] = []
     monkeypatch.setattr(record, "note", lambda _kind, content: noted.append(content))

@@ -19,19 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.attach import command, retention
-from harness.attach.agent.events import (
-    COLLECTED,
-    COMPILED,
-    COUNTED,
-    DEVICE_WORK,
-    ENTER,
-    EVALUATION,
-    EXIT,
-    MEMORY_READ,
-    PAUSE,
-    RECEIVED,
-    STEP,
-)
+from harness.attach.agent import events as kinds
 from harness.attach.frames import Series, append, events, frames, read
 from harness.attach.profiled import profiled_steps
 from harness.attach.program_causes import _memory
@@ -42,6 +30,7 @@ from harness.attach.totals import REPETITION_STEPS, StepTotals, data_ended
 from harness.show.build import build_report
 from harness.study.run_data import LongStep, read_history
 from harness.study.store import StudyFolder
+from tests.commands import fork_servers
 from tests.harness.attach.test_steps import FACTS, MS, STEPS, made_up
 
 SERIES: Series = (1, 7)
@@ -61,7 +50,7 @@ def test_no_segment_is_kept_that_was_deleted_before(sizes: list[int]) -> None:
 def write_segment(raw: Path, number: int, events: list[tuple[Any, ...]]) -> Path:
     path = raw / f"1-1-{number}.frames"
     first = events[0]  # the start of a step, or of its first phase
-    begun_ns = first[1] if first[0] == STEP else first[2]
+    begun_ns = first[1] if first[0] == kinds.STEP else first[2]
     facts = replace(FACTS, warmup=0, now_ns=begun_ns, series_ns=SERIES[1], segment=number)
     append(path, "process", asdict(facts))
     append(path, "note", ("place", (number, f"train.py:{number}", "main", "", "")))
@@ -74,10 +63,12 @@ def program(raw: Path, segments: int, looks: bool) -> None:
     events: list[tuple[Any, ...]] = []
     for number in range(segments):
         more = made_up(number * STEPS * MS)
-        more = [(*event[:3], event[3] + number * STEPS, 0, False) if event[0] == STEP else event for event in more]
-        more = [event for event in more if event[0] != PAUSE]
+        more = [
+            (*event[:3], event[3] + number * STEPS, 0, False) if event[0] == kinds.STEP else event for event in more
+        ]
+        more = [event for event in more if event[0] != kinds.PAUSE]
         events += more
-    cuts = [place + 1 for place, event in enumerate(events) if event[0] == STEP and event[3] % STEPS == 0][1:]
+    cuts = [place + 1 for place, event in enumerate(events) if event[0] == kinds.STEP and event[3] % STEPS == 0][1:]
     retention_ = Retention(raw)
     for number, (begin, end) in enumerate(zip([0, *cuts], [*cuts, len(events)], strict=True)):
         write_segment(raw, number, events[begin:end])
@@ -168,8 +159,8 @@ def test_memory_that_grew_in_the_first_minutes_only_is_no_leak(tmp_path: Path) -
     read_at = [(step, used[step], 0, 4 << 30) for step in range(600)]
     events: list[tuple[Any, ...]] = []
     for step, *reading in read_at[60:]:
-        events += [(STEP, step * MS, (), step, 0, False), (MEMORY_READ, *reading)]
-    minute, *_ = summarize(write_segment(tmp_path, 0, [*events, (PAUSE, 600 * MS, ())]), FACTS, None)
+        events += [(kinds.STEP, step * MS, (), step, 0, False), (kinds.MEMORY_READ, *reading)]
+    minute, *_ = summarize(write_segment(tmp_path, 0, [*events, (kinds.PAUSE, 600 * MS, ())]), FACTS, None)
     assert minute is not None
     assert minute.memory == tuple(read_at[60:])
     (kept_only,) = _memory([totals := StepTotals(measured=60, wall_ns=60 * MS, memory=read_at[:60])])
@@ -182,8 +173,12 @@ def test_parts_of_steps_that_alternate(tmp_path: Path) -> None:
     events: list[tuple[Any, ...]] = []
     for step in range(count):
         at, lasts = step * MS, 900_000 if step % 2 else 100_000
-        events += [(STEP, at, (), step, 0, False), (ENTER, "forward", at, at), (EXIT, "forward", at + lasts, at)]
-    path = write_segment(tmp_path, 0, [*events, (PAUSE, count * MS, ())])
+        events += [
+            (kinds.STEP, at, (), step, 0, False),
+            (kinds.ENTER, "forward", at, at),
+            (kinds.EXIT, "forward", at + lasts, at),
+        ]
+    path = write_segment(tmp_path, 0, [*events, (kinds.PAUSE, count * MS, ())])
     minute, *_ = summarize(path, FACTS, None)
     assert minute is not None
     assert minute.parts_ms == {"forward": pytest.approx(0.5)}
@@ -197,8 +192,8 @@ def test_device_work_is_in_its_own_step_on_both_sides_of_a_gap(tmp_path: Path, m
         events: list[tuple[Any, ...]] = []
         for step in range(number * STEPS, (number + 1) * STEPS):
             at = step * MS
-            work = (DEVICE_WORK, "forward", at - MS + 1, at - MS + 2, at - MS + 3, at - MS + 4)
-            events += [work, (STEP, at, (b"0 0 1\n",), step, 0, False)]
+            work = (kinds.DEVICE_WORK, "forward", at - MS + 1, at - MS + 2, at - MS + 3, at - MS + 4)
+            events += [work, (kinds.STEP, at, (b"0 0 1\n",), step, 0, False)]
         path = write_segment(tmp_path, number, events)
         if not number:
             append(path, "note", ("device_clock", (0, 0)))
@@ -223,18 +218,18 @@ def test_a_minute_has_the_times_and_counts_of_its_steps(tmp_path: Path) -> None:
     for step in range(STEPS):
         at = step * MS + late_ns
         events += [
-            (STEP, at, (b"%d %d 1\n" % (at, step * MS // 10),), step, 0, False),
-            (ENTER, "forward", at, 0),
-            (EXIT, "forward", at + MS // 2, 0),
-            (RECEIVED, None, 50, 0, 4),
-            (MEMORY_READ, 1000 + step, 500, 0),
+            (kinds.STEP, at, (b"%d %d 1\n" % (at, step * MS // 10),), step, 0, False),
+            (kinds.ENTER, "forward", at, 0),
+            (kinds.EXIT, "forward", at + MS // 2, 0),
+            (kinds.RECEIVED, None, 50, 0, 4),
+            (kinds.MEMORY_READ, 1000 + step, 500, 0),
         ]
         if step == 10:
-            events += [(COLLECTED, 2, 4 * MS, 0), (COUNTED, COMPILED, 3)]
+            events += [(kinds.COLLECTED, 2, 4 * MS, 0), (kinds.COUNTED, kinds.COMPILED, 3)]
             late_ns = 8 * MS
         if step == 20:
-            events.append((EVALUATION, True))
-    events.append((PAUSE, STEPS * MS + late_ns, (b"0 %d 1\n" % (STEPS * MS // 10),)))
+            events.append((kinds.EVALUATION, True))
+    events.append((kinds.PAUSE, STEPS * MS + late_ns, (b"0 %d 1\n" % (STEPS * MS // 10),)))
     path = write_segment(tmp_path, 0, events)
     facts = replace(FACTS, realtime_minus_monotonic_ns=10**9)
     minute, left_open, ended_ns = summarize(path, facts, None)
@@ -249,7 +244,7 @@ def test_a_minute_has_the_times_and_counts_of_its_steps(tmp_path: Path) -> None:
     assert (minute.waiting_ms, minute.collecting_ms) == (pytest.approx(0.1), pytest.approx(4 / count))
     assert minute.memory_bytes == 1000 + STEPS - 1 + 500
     (long,) = minute.long_steps
-    assert long == LongStep(10, 1.01, 9.0, {"forward": 0.5}, 4.0, pytest.approx(0.1), {COMPILED: 3})
+    assert long == LongStep(10, 1.01, 9.0, {"forward": 0.5}, 4.0, pytest.approx(0.1), {kinds.COMPILED: 3})
 
 
 def test_a_block_ends_where_segments_were_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,12 +291,14 @@ def test_a_long_program_is_thinned_while_it_runs(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(command, "RETENTION_LOOK_S", 0.2)
     monkeypatch.setattr(retention, "RETAINED_BYTES", 1)
     monkeypatch.setattr(retention, "FIRST", 1)
+    monkeypatch.setattr(retention, "LAST", 1)
     monkeypatch.setattr(retention, "WORKER_MARGIN_NS", 0)
     (raw := tmp_path / "raw").mkdir()
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     settings = command.AgentSettings(warmup=5, segment_s=1)
-    ended = command.run_command([sys.executable, str(script)], raw, settings)
+    with fork_servers.shared():
+        ended = command.run_command([sys.executable, str(script)], raw, settings)
     assert ended.code == 0
     processes = read(raw)
     assert 2 <= sum(bool(process.made) for process in processes) < 2 * EPOCHS
@@ -310,7 +307,7 @@ def test_a_long_program_is_thinned_while_it_runs(tmp_path: Path, monkeypatch: py
     for stretch in trainer.stretches:
         steps = list(steps_of(events(segment.path for segment in stretch)))
         for step in steps[trainer.loader_warmup :]:
-            batches = [event[1] for event in step.body if event[0] == RECEIVED and not data_ended(event)]
+            batches = [event[1] for event in step.body if event[0] == kinds.RECEIVED and not data_ended(event)]
             assert all(number in made_by.get(pid, {}) for _, pid, _, number, _ in batches)
     (study := tmp_path / "study").mkdir()
     result = make_study(StudyFolder(study), raw, ["train.py"], ["harness", "exec"], "2026-11-30T00:00:00Z", ended)
@@ -327,18 +324,23 @@ def test_a_long_program_is_thinned_while_it_runs(tmp_path: Path, monkeypatch: py
     assert "## The whole run" in (study / "summary.md").read_text()
 
 
-EPOCHS, EPOCH_STEPS = 8, 500
+EPOCHS, EPOCH_STEPS = 10, 36
+# Its spans make the record of a second as large as a segment.
 PROGRAM = f"""
-import time, torch
+import sys, time, torch
 from torch.utils.data import DataLoader, TensorDataset
+span = sys.modules["_harness_agent"].span
 torch.set_num_threads(1)
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for epoch in range({EPOCHS}):
     for (batch,) in DataLoader(TensorDataset(torch.ones({2 * EPOCH_STEPS}, 8)), batch_size=2, num_workers=2):
-        time.sleep(0.001)
+        time.sleep(0.015)
         model(batch).pow(2).mean().backward()
         optimizer.step()
+        for _ in range(60):
+            with span("log", False):
+                pass
 """
 
 

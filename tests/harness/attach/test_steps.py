@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import marshal
 from array import array
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from harness.attach.agent.events import DEMAND, EXACT, FORCED, LATE, OTHER_RAN, PADDED, SAMPLED
 from harness.attach.command import Ended
-from harness.attach.frames import AttachedProcess, ProcessFacts
+from harness.attach.frames import AttachedProcess, ProcessFacts, append
 from harness.attach.program_causes import program_causes
 from harness.attach.step_causes import LEAST_FORCED, own_time, spent_at_places
 from harness.attach.steps import BlockPlan, write_tables
@@ -23,6 +21,7 @@ from harness.explain.causes import BUSY, HOOKS, LOCK
 from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
 from harness.explain.wall import PROFILED_STEPS
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP
+from tests.harness.attach.running import Tables, tables
 
 STEPS, WARMUP = 30, 4
 MS = 1_000_000
@@ -50,43 +49,38 @@ def made_up(begin_ns: int = 0) -> list[tuple[Any, ...]]:
     return events
 
 
-def write_frames(path: Path, events: list[tuple[Any, ...]], steps: int = 1) -> AttachedProcess:
+def recorded(path: Path, events: list[tuple[Any, ...]], steps: int = 1) -> AttachedProcess:
     """Write a file whose frames have so many ``steps``."""
-    portions: list[list[Any]] = [[]]
+    append(path, "process", asdict(FACTS))
+    portion: list[Any] = []
     for event in events:
-        portions[-1].append(event)
+        portion.append(event)
         if event[0] == STEP and event[3] % steps == 0:
-            portions.append([])
-    with path.open("wb") as file:
-        for word, content in [("process", asdict(FACTS)), *(("events", portion) for portion in portions)]:
-            frame = marshal.dumps((word, content), 2)
-            file.write(len(frame).to_bytes(4, "little") + frame)
-    return AttachedProcess(path, FACTS, (), (), STEPS)
+            append(path, "events", portion)
+            portion = []
+    append(path, "events", portion)
+    return AttachedProcess(path, FACTS, (), {}, STEPS)
+
+
+def in_tables(folder: Path, events: list[tuple[Any, ...]], steps: int = 1) -> Tables:
+    folder.mkdir(exist_ok=True)
+    return tables(recorded(folder / "1.frames", events, steps), folder)
 
 
 def test_a_span_that_was_on_its_core_for_less_than_was_assumed_has_no_negative_cpu_time(tmp_path: Path) -> None:
     """The agent takes a thread to have run for some microseconds since a reading: the next one may say it did not."""
     events = made_up()
     events = [(*event[:3], event[3] - 401_000) if event[:2] == (EXIT, "forward") else event for event in events]
-    totals = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block))
-    assert sum(block.measured for block in totals) == STEPS - WARMUP
-    spans = [
-        row for block in range(len(totals)) for row in pq.read_table(tmp_path / f"{block}/spans.parquet").to_pylist()
-    ]
-    assert {row["cpu_ns"] for row in spans if row["name"] == "forward"} == {0}
-    assert {row["cpu_ns"] for row in spans if row["name"] == "fetch"} == {100_000}
+    found = in_tables(tmp_path, events)
+    assert found.sum(lambda block: block.measured) == STEPS - WARMUP
+    assert {row["cpu_ns"] for row in found.spans if row["name"] == "forward"} == {0}
+    assert {row["cpu_ns"] for row in found.spans if row["name"] == "fetch"} == {100_000}
 
 
-@pytest.mark.parametrize("steps", [2, 7, 2 * STEPS])
-def test_steps_that_share_a_frame_are_those_of_frames_of_their_own(tmp_path: Path, steps: int) -> None:
-    tables = []
-    for name, many in (("alone", 1), ("shared", steps)):
-        one = write_frames(tmp_path / f"{name}.frames", made_up(), many)
-        totals = write_tables(one, {}, lambda block, name=name: tmp_path / name / str(block))  # type: ignore[misc]
-        folders = [tmp_path / name / str(block) for block in range(len(totals))]
-        tables.append([pq.read_table(folder / "steps.parquet").to_pylist() for folder in folders])
-        assert sum(block.measured for block in totals) == STEPS - WARMUP
-    assert tables[0] == tables[1]
+def test_steps_that_share_a_frame_are_those_of_frames_of_their_own(tmp_path: Path) -> None:
+    first, *others = (in_tables(tmp_path / str(steps), made_up(), steps) for steps in (1, 2, 7, 2 * STEPS))
+    assert first.sum(lambda block: block.measured) == STEPS - WARMUP
+    assert all(other.steps == first.steps for other in others)
 
 
 @pytest.mark.parametrize(("ahead", "accumulated"), [(1, 1), (1, 4), (4, 4), (3, 1)])
@@ -95,13 +89,13 @@ def test_the_first_fetch_ends_with_the_first_forward_pass(tmp_path: Path, ahead:
     fetch, forward = [made_up()[at : at + size] for at, size in ((1, 3), (4, 2))]
     first = fetch * ahead + (forward + fetch) * (accumulated - 1) + forward
     events = [*made_up()[:1], *first, *made_up()[6:]]
-    totals, *_ = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block))
+    totals, *_ = in_tables(tmp_path, events).blocks
     assert totals.first.fetch_ns == ahead * 200_000
     assert (totals.first.ahead, totals.first.batches) == (ahead, ahead + accumulated - 1)
 
 
 def test_the_first_fetch_is_one_part_of_a_profiled_program(tmp_path: Path) -> None:
-    one = write_frames(tmp_path / "1.frames", made_up(5 * MS))
+    one = recorded(tmp_path / "1.frames", made_up(5 * MS))
     blocks = write_tables(one, {}, lambda block: tmp_path / str(block), BlockPlan(profiled=8))
     found = _program_ms(blocks, 0, Ended(0, 0, (5 + STEPS + 3) * MS))
     assert found is not None
@@ -123,11 +117,8 @@ def test_tokens_without_padding_are_known_only_where_the_whole_batch_was_counted
             events += [(PADDED, positions, 12, 0, every_batch), (RECEIVED, event[1], 32, 0, 4)]
         else:
             events.append(event)
-    blocks = write_tables(write_frames(tmp_path / "1.frames", events), {}, lambda block: tmp_path / str(block))
-    rows = [
-        row for block in range(len(blocks)) for row in pq.read_table(tmp_path / f"{block}/steps.parquet").to_pylist()
-    ]
-    assert {(row["tokens"], row["trained_tokens"]) for row in rows} == {(32, trained)}
+    found = in_tables(tmp_path, events).steps
+    assert {(row["tokens"], row["trained_tokens"]) for row in found} == {(32, trained)}
 
 
 def sampled(looks: dict[tuple[str, int, int], int], **parts_ms: float) -> StepTotals:
@@ -181,28 +172,27 @@ def blocks_of(folder: Path, cpu_ns: int, waited_ns: int) -> list[StepTotals]:
             (EXIT, "forward", at + 500_000, cpu + 300_000),
         ]
     events.append((PAUSE, STEPS * MS, (b"%d %d 1\n" % (STEPS * cpu_ns, STEPS * waited_ns),)))
-    return write_tables(write_frames(folder / "1.frames", events), {}, lambda block: folder / str(block))
+    return in_tables(folder, events).blocks
 
 
-def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:
-    totals = blocks_of(folder, cpu_ns, waited_ns)
-    return sum(one.thread.unseen_blocked_ns for one in totals) / sum(one.measured for one in totals)
-
-
-def test_a_step_has_the_shares_in_which_it_ran_and_waited_for_a_core(tmp_path: Path) -> None:
-    blocks = blocks_of(tmp_path, 400_000, 100_000)
-    assert {(one.thread.running_share, round(one.share(one.thread.waiting_ns), 4)) for one in blocks} == {(0.4, 0.1)}
-
-
-def test_a_wait_for_a_core_is_taken_to_lie_where_the_thread_ran(tmp_path: Path) -> None:
-    # All that ran, ran within the phases: so it waited there, in the 200 us that the fetch was off the core.
-    assert blocked_outside_ns(tmp_path, 300_000, 100_000) == 500_000
-    # Half of it ran outside: half of the wait was there.
-    (tmp_path / "half").mkdir()
-    assert blocked_outside_ns(tmp_path / "half", 600_000, 100_000) == 150_000
-    # More than the phases were off the core cannot have been within them.
-    (tmp_path / "more").mkdir()
-    assert blocked_outside_ns(tmp_path / "more", 300_000, 600_000) == 100_000
+@pytest.mark.parametrize(
+    ("cpu_us", "waited_us", "blocked_us"),
+    [
+        (300, 100, 500),  # All that ran, ran within the phases: so it waited there, while the fetch was off the core.
+        (600, 100, 150),  # Half of it ran outside: half of the wait was there.
+        (300, 600, 100),  # More than the phases were off the core cannot have been within them.
+        (400, 100, 0),
+    ],
+)
+def test_a_wait_for_a_core_is_taken_to_lie_where_the_thread_ran(
+    cpu_us: int, waited_us: int, blocked_us: int, tmp_path: Path
+) -> None:
+    blocks = blocks_of(tmp_path, cpu_us * 1000, waited_us * 1000)
+    shares = {(one.thread.running_share, round(one.share(one.thread.waiting_ns), 4)) for one in blocks}
+    assert shares == {(cpu_us / 1000, waited_us / 1000)}
+    if blocked_us:
+        measured = sum(one.measured for one in blocks)
+        assert sum(one.thread.unseen_blocked_ns for one in blocks) / measured == blocked_us * 1000
 
 
 @pytest.mark.parametrize(
@@ -222,7 +212,7 @@ def test_a_thread_that_lets_go_of_the_lock_for_most_of_its_time_holds_none(
                 (DEMAND, 3 * MS, MS),
                 (SAMPLED, "forward", 1, EXACT, 1, 1),
             ]
-    one = replace(write_frames(tmp_path / "1.frames", events), notes=(("place", (1, "a.py:3", "burn", "mm()", "")),))
+    one = replace(recorded(tmp_path / "1.frames", events), notes=(("place", (1, "a.py:3", "burn", "mm()", "")),))
     blocks = write_tables(one, {}, lambda block: tmp_path / str(block))
     spent = [row["spent_ms"] for totals in blocks for row in own_time(one, totals) if row["kind"] == LOCK]
     assert sum(spent) == pytest.approx(expected * (STEPS - WARMUP) / 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.attach.frames import events
+from harness.attach.frames import append, events
 from tests.harness.attach.running import agent_module
 
 US = 1_000
@@ -44,19 +43,13 @@ def test_the_count_changes_where_the_thread_leaves_its_core_in_a_forked_child_to
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_nothing_is_asked_for_under_a_filter_of_system_calls(
-    switches: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some filters kill a process that makes a call which they do not know."""
-    monkeypatch.setattr(switches, "_may", lambda: False)
-    monkeypatch.setattr(switches, "_open", None)
-    assert switches.count() is None
-
-
-@pytest.mark.parametrize("why", ["machine", "kernel"])
+@pytest.mark.parametrize("why", ["filter", "machine", "kernel"])
 def test_where_there_is_no_event_nobody_counts(switches: ModuleType, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    monkeypatch.setattr(switches, "_may", lambda: True)
-    if why == "machine":
+    """Some filters of system calls kill a process that makes a call which they do not know."""
+    monkeypatch.setattr(switches, "_may", lambda: why != "filter")
+    if why == "filter":
+        monkeypatch.setattr(switches, "_open", None)
+    elif why == "machine":
         monkeypatch.setattr(switches.platform, "machine", lambda: "riscv64")
     else:
         monkeypatch.setattr(switches, "_CALL", dict.fromkeys(switches._CALL, 100_000))  # there is no such call
@@ -141,8 +134,12 @@ class Threads:
         return found, self.read - before
 
 
-def test_lines_are_read_after_a_switch_alone(monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace) -> None:
-    threads = Threads(monkeypatch, core)
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace) -> Threads:
+    return Threads(monkeypatch, core)
+
+
+def test_lines_are_read_after_a_switch_alone(threads: Threads, core: SimpleNamespace) -> None:
     assert threads.asked() == ((b"1000 70 3\n",), 1)
     core.after(40, 40)
     assert threads.asked() == (((core.clock.cpu, b"1000 70 3\n"),), 0)
@@ -154,9 +151,8 @@ def test_lines_are_read_after_a_switch_alone(monkeypatch: pytest.MonkeyPatch, co
 
 
 def test_a_switch_of_any_thread_counts_and_one_that_nobody_counts_is_always_read(
-    monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace
+    threads: Threads, core: SimpleNamespace
 ) -> None:
-    threads = Threads(monkeypatch, core)
     threads.asked()
     threads.lines.append(b"5 6 7\n")
     threads.counts.append([0])
@@ -179,9 +175,8 @@ def test_a_switch_of_any_thread_counts_and_one_that_nobody_counts_is_always_read
 
 
 def test_a_program_that_stops_the_counting_is_found_and_lines_are_read_again(
-    monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace
+    threads: Threads, core: SimpleNamespace
 ) -> None:
-    threads = Threads(monkeypatch, core)
     threads.asked()
     read = 0
     for step in range(100):
@@ -195,17 +190,13 @@ def test_a_program_that_stops_the_counting_is_found_and_lines_are_read_again(
     assert threads.asked() == ((b"1000 169 102\n",), 1)
 
 
-def test_as_long_as_nothing_is_switched_lines_are_seldom_read(
-    monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace
-) -> None:
-    threads = Threads(monkeypatch, core)
+def test_as_long_as_nothing_is_switched_lines_are_seldom_read(threads: Threads) -> None:
     most = threads.module.MOST_SKIPPED + 1
     assert sum(threads.asked()[1] for _ in range(10 * most)) == 10
 
 
-def test_in_a_forked_child_nobody_looks_at_the_counts(monkeypatch: pytest.MonkeyPatch, core: SimpleNamespace) -> None:
+def test_in_a_forked_child_nobody_looks_at_the_counts(threads: Threads, core: SimpleNamespace) -> None:
     """The kernel does not copy the page that they are in."""
-    threads = Threads(monkeypatch, core)
     threads.asked()
     core.clock.here[0] = 0
     core.clock.count.clear()
@@ -215,24 +206,15 @@ def test_in_a_forked_child_nobody_looks_at_the_counts(monkeypatch: pytest.Monkey
     assert lasts(core) == core.near
 
 
-def test_the_time_since_a_line_is_put_into_it(tmp_path: Path) -> None:
-    step = (2, 5, ((4_321, b"1000 70 3\n"), b"5 6 7\n"), 0, 0, False)
-    paused = (3, 9, (b"7000 95 4\n",))
-    frame = marshal.dumps(("events", [step, (0, "fetch", 6, 1), paused]), 2)
-    (tmp_path / "1.frames").write_bytes(len(frame).to_bytes(4, "little") + frame)
-    assert list(events([tmp_path / "1.frames"])) == [
-        [(2, 5, (b"4321 70 3\n", b"5 6 7\n"), 0, 0, False)],
-        [(0, "fetch", 6, 1), paused],
-    ]
-
-
-def test_what_is_no_line_of_the_kernel_is_no_reading(tmp_path: Path) -> None:
+def test_the_time_since_a_line_is_put_into_it_and_what_is_no_line_of_the_kernel_is_no_reading(tmp_path: Path) -> None:
     """A program closed all descriptors, and opened a file of its own under the number of one."""
-    ended = (3, 9, (b"1 2 3\n", b""))
+    step = (2, 5, ((4_321, b"1000 70 3\n"), b"5 6 7\n"), 0, 0, False)
+    entered, ended = (0, "fetch", 6, 1), (3, 9, (b"1 2 3\n", b""))
     others = [(3, 9, (b"hello\n",)), (3, 9, (b"1 2 3\n", b"12.5"))]
-    frame = marshal.dumps(("events", [ended, *others]), 2)
-    (tmp_path / "1.frames").write_bytes(len(frame).to_bytes(4, "little") + frame)
-    assert list(events([tmp_path / "1.frames"])) == [[ended], [(3, 9, ())], [(3, 9, ())]]
+    append(tmp_path / "1.frames", "events", [step, entered, ended, *others])
+    found = list(events([tmp_path / "1.frames"]))
+    assert found[:2] == [[(2, 5, (b"4321 70 3\n", b"5 6 7\n"), 0, 0, False)], [entered, ended]]
+    assert found[2:] == [[(3, 9, ())], [(3, 9, ())]]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
         for block in self.blocks:
             x = block(x)
         if sys.argv[1] == "broken":
-            torch._dynamo.graph_break()
+            torch._dynamo.graph_break()  # in each step
         return self.head(x) * self.scale
 
 

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 gc.callbacks.append(lambda phase, info: None)  # where a look that a collection delayed finds the program
 gc.freeze()  # a collection then takes what the objects below take, and not what torch holds
-heap = [{"number": i, "pair": [i]} for i in range(60_000)] if KIND == "gc" else []
+heap = [{"number": i, "pair": [i]} for i in range(30_000)] if KIND == "gc" else []
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

@@ -9,10 +9,15 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 STEPS = 24
 loader = DataLoader(TensorDataset(torch.randn(400, 8), torch.randn(400, 1)), batch_size=4)
+mse = torch.nn.functional.mse_loss
 
 
 def net(inputs=8, outputs=1):
     return torch.nn.Sequential(torch.nn.Linear(inputs, 16), torch.nn.Tanh(), torch.nn.Linear(16, outputs))
+
+
+def adamw(*models):
+    return torch.optim.AdamW([p for model in models for p in model.parameters()], lr=1e-2)
 
 
 def batches():
@@ -25,8 +30,23 @@ def batches():
                 return
 
 
-def mse(a, b):
-    return torch.nn.functional.mse_loss(a, b)
+def update(step, loss, *optimizers):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    print(f"{step} {loss.item()!r}")
+
+
+def by_hand(step, loss, *parameters):
+    """An update without an optimizer."""
+    loss.backward()
+    with torch.no_grad():
+        for p in parameters:
+            p -= 0.001 * p.grad
+            p.grad = None
+    print(f"{step} {loss.item()!r}")
 
 
 def gan():
@@ -34,14 +54,10 @@ def gan():
     for_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
     for_generator = torch.optim.SGD(generator.parameters(), lr=1e-3)
     for step, x, _ in batches():
-        for_critic.zero_grad()
-        loss = critic(generator(x).detach()).mean() - critic(x).mean()
-        loss.backward()
-        for_critic.step()
+        update(step, critic(generator(x).detach()).mean() - critic(x).mean(), for_critic)
         for_generator.zero_grad()
         (-critic(generator(x)).mean()).backward()
         for_generator.step()
-        print(f"{step} {loss.item()!r}")
 
 
 def lbfgs():
@@ -62,16 +78,14 @@ def within_backward():
     model = net()
     optimizers = {p: torch.optim.SGD([p], lr=1e-2) for p in model.parameters()}
 
-    def update(p):
+    def update_one(p):
         optimizers[p].step()
         optimizers[p].zero_grad()
 
     for p in model.parameters():
-        p.register_post_accumulate_grad_hook(update)
+        p.register_post_accumulate_grad_hook(update_one)
     for step, x, y in batches():
-        loss = mse(model(x), y)
-        loss.backward()
-        print(f"{step} {loss.item()!r}")
+        update(step, mse(model(x), y))
 
 
 def scaler():
@@ -91,63 +105,41 @@ def scaler():
 def two_optimizers():
     """One of them steps every fourth time only."""
     model, rare = net(), net()
-    often = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    seldom = torch.optim.SGD(rare.parameters(), lr=1e-2)
+    often, seldom = adamw(model), torch.optim.SGD(rare.parameters(), lr=1e-2)
     for step, x, y in batches():
-        loss = mse(model(x) + rare(x), y)
-        loss.backward()
-        often.step()
-        often.zero_grad()
-        if step % 4 == 3:
-            seldom.step()
-            seldom.zero_grad()
-        print(f"{step} {loss.item()!r}")
+        update(step, mse(model(x) + rare(x), y), *([often, seldom] if step % 4 == 3 else [often]))
 
 
 def teacher():
     model, wise = net(), net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adamw(model)
     for step, x, _ in batches():
         with torch.no_grad():
             wanted = wise(x)
-        loss = mse(model(x), wanted)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(f"{step} {loss.item()!r}")
+        update(step, mse(model(x), wanted), optimizer)
 
 
 def two_loaders():
     """Each step takes a batch of each."""
     model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adamw(model)
     others = DataLoader(TensorDataset(torch.randn(400, 8)), batch_size=2)
     for (step, x, y), (more,) in zip(batches(), others):
-        loss = mse(model(x), y) + model(more).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print(f"{step} {loss.item()!r}")
+        update(step, mse(model(x), y) + model(more).mean(), optimizer)
 
 
 def new_dataset(*, teach=False, evaluate=False):
     """Each epoch of six steps has a dataset of its own, and the last ones are kept."""
     model, wise, kept = net(), net(), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    step = 0
-    while step < STEPS:
+    optimizer = adamw(model)
+    for first in range(0, STEPS, 6):
         kept.append(TensorDataset(torch.randn(24, 8), torch.randn(24, 1)))
-        for x, y in DataLoader(kept[-1], batch_size=4):
+        for step, (x, y) in enumerate(DataLoader(kept[-1], batch_size=4), first):
             if teach:
                 with torch.no_grad():
                     y = wise(x)
-            loss = mse(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            print(f"{step} {loss.item()!r}")
-            step += 1
-            if step == STEPS:
+            update(step, mse(model(x), y), optimizer)
+            if step == STEPS - 1:
                 break
         if evaluate:
             kept.append(TensorDataset(torch.randn(12, 8)))
@@ -168,26 +160,21 @@ def new_datasets_of_both():
 def diverges():
     """Its loss is NaN from the tenth step on."""
     model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adamw(model)
     for step, x, y in batches():
-        loss = mse(model(x), y * (float("nan") if step >= 10 else 1.0))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(f"{step} {loss.item()!r}")
+        update(step, mse(model(x), y * (float("nan") if step >= 10 else 1.0)), optimizer)
 
 
 def no_optimizer():
-    """Its update is written by hand."""
     model = net()
     for step, x, y in batches():
-        loss = mse(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= 0.01 * p.grad
-                p.grad = None
-        print(f"{step} {loss.item()!r}")
+        by_hand(step, mse(model(x), y), *model.parameters())
+
+
+def neither_loader_nor_optimizer():
+    weight = torch.randn(8, 1, requires_grad=True)
+    for step in range(STEPS):
+        by_hand(step, mse(torch.randn(4, 8) @ weight, torch.zeros(4, 1)), weight)
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -203,26 +190,11 @@ class SignDescent(torch.optim.Optimizer):
                 p -= 0.001 * p.grad.sign()
 
 
-def neither_loader_nor_optimizer():
-    weight = torch.randn(8, 1, requires_grad=True)
-    for step in range(STEPS):
-        loss = mse(torch.randn(4, 8) @ weight, torch.zeros(4, 1))
-        loss.backward()
-        with torch.no_grad():
-            weight -= 1e-3 * weight.grad
-        weight.grad = None
-        print(f"{step} {loss.item()!r}")
-
-
 def own_optimizer():
     model = net()
     optimizer = SignDescent(model.parameters())
     for step, x, y in batches():
-        loss = mse(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(f"{step} {loss.item()!r}")
+        update(step, mse(model(x), y), optimizer)
 
 
 globals()[sys.argv[1]]()

@@ -81,14 +81,7 @@ def train():
 
 if CAUSE == "anomaly":
     torch.autograd.set_detect_anomaly(True)
-if CAUSE == "deterministic":
-    torch.use_deterministic_algorithms(True)
-if CAUSE == "traced":
-    sys.settrace(lambda *_: None)
-if CAUSE == "profiled":
-    with torch.autograd.profiler.profile():
-        train()
-elif CAUSE == "profiled-a-while":
+if CAUSE == "profiled-a-while":
     with torch.profiler.profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=4, repeat=1)) as profiler:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 

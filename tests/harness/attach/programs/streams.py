@@ -27,19 +27,14 @@ class Stream(IterableDataset):
         info = get_worker_info()
         if WAY == "slow-stream" and info.id == 1:
             time.sleep(SLOW_S)
-        if WAY in ("copied", "line-numbers"):
+        if WAY == "copied":
             mine = range(4 * STEPS)
-        elif WAY == "constant":
-            mine = [0] * (4 * STEPS)
         else:  # one shard, or a shard for each worker
             shards = 1 if WAY == "one-shard" else info.num_workers
             mine = [] if info.id >= shards else range(info.id, 8 * STEPS, shards)
         for item in mine:
             time.sleep(0.002)
-            if WAY == "line-numbers":  # the tensor has the place of a document within its shard
-                yield torch.full((8,), item), f"document {item} of shard {info.id}"
-            else:
-                yield document(item)
+            yield document(item)
 
 
 class Rows(Dataset):
@@ -97,8 +92,7 @@ def main():
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for batch in itertools.islice(epochs(loader), STEPS):
-        numbers = batch[0] if WAY == "line-numbers" else batch
-        loss = model(numbers[:, :8] / 5e4).square().mean()
+        loss = model(batch[:, :8] / 5e4).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
