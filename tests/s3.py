@@ -19,17 +19,18 @@ def serving(patch: pytest.MonkeyPatch) -> Iterator[str]:
     running.start()
     host, port = running.get_host_and_port()
     address = f"http://{host}:{port}"
-    for name, value in {
-        "AWS_ENDPOINT_URL": address,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_REGION": "us-east-1",
-    }.items():
+    for name, value in environment(address).items():
         patch.setenv(name, value)
     try:
         yield address
     finally:
         running.stop()
+
+
+def environment(address: str) -> dict[str, str]:
+    """Variables that lead to the server at ``address``, and to no other."""
+    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing")
+    return keys | {"AWS_ENDPOINT_URL": address, "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 def filesystem(address: str) -> Any:

@@ -1,11 +1,7 @@
 """Saves checkpoints during training, and restores them.
 
-A checkpoint is made of *parts*: objects with ``state_dict`` and ``load_state_dict``, by name. The compute has its own
-parts (model, optimizer, scheduler, and the loss scaler of fp16). The data position and the random states are two more.
-A store turns parts into files (:mod:`trainer.checkpoint_folder`).
-
-With ``asynchronous`` the state is copied within the step, and a thread writes the copy. The step waits for that copy,
-or else for all of the writing. This wait is the phase ``checkpoint`` of the ledger.
+A checkpoint is made of *parts*: objects with ``state_dict`` and ``load_state_dict``, by name. With ``asynchronous`` a
+thread writes a copy of the state. The step waits for that copy, or else for all of the writing (phase ``checkpoint``).
 """
 
 from __future__ import annotations
@@ -70,10 +66,7 @@ class RandomStates:
 
 
 class DataPart:
-    """Checkpoint part with the position in the data.
-
-    Loading it does nothing: a resumed training reads the position from the checkpoint before it builds batches.
-    """
+    """Checkpoint part with the position in the data. Loading does nothing: it is read before batches are built."""
 
     def __init__(self, position: DataPosition) -> None:
         self._position = position
@@ -140,10 +133,9 @@ class Saver:
     ) -> None:
         """Prepare the folder: remove what interrupted writes left.
 
-        ``about``: returns further content of checkpoint.json; called within the step. ``ready``: called when a
-        checkpoint's files are written, before the folder gets its final name; with ``config.asynchronous`` in the
-        writing thread. ``epochs``: returns the number of finished epochs; used only with ``config.every_epochs``.
-        ``owns_folder``: False in a rank that makes and removes no folders.
+        ``about``: returns further content of checkpoint.json. ``ready``: called when the files are written, by the
+        thread that writes. ``epochs``: returns the finished ones. ``owns_folder``: False in a rank that makes no
+        folders.
         """
         every_epochs = config.every_epochs
         self._interval = (
@@ -286,10 +278,7 @@ def _in_absent_section(key: str, values: Mapping[str, Json]) -> bool:
 
 
 def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
-    """Raise InputError, naming the first different key, if the checkpoint belongs to another training.
-
-    ``fingerprints``: fingerprints of data and code, by key, compared in addition to :func:`identity`.
-    """
+    """Raise InputError, naming the first different key, if another training (data and code included) made it."""
     current = {**identity(config), **fingerprints}
     recorded = {**section(checkpoint.about, "config"), **section(checkpoint.about, "fingerprints")}
     # An older version of this code did not record its later keys. Every training then behaved as their defaults say, or

@@ -48,10 +48,7 @@ class WholeState:
     """Store that writes each part whole, in one process: weights as safetensors, everything else by torch.save."""
 
     def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
-        """Set up the store. ``model``: its configuration is written as config.json; None: no such file.
-
-        ``tokenizer``: folder whose files are copied into each checkpoint; None: no files.
-        """
+        """Set up the store. ``model`` (None: no config.json) and ``tokenizer`` (folder; None: no files) go along."""
         self._tokenizer = tokenizer
         self._config = getattr(model, "config", None)
         self._kind = type(model).__name__
@@ -138,11 +135,7 @@ def path_of(folder: Path, steps: int) -> Path:
 
 
 def write(folder: Path, steps: int, states: State, about: JsonObject, store: Store, ready: Callable[[], None]) -> Path:
-    """Write the checkpoint after ``steps`` steps and return its path. Raises OSError if the disk fails.
-
-    ``about``: further content of checkpoint.json. ``ready``: called when all files are on the disk, before the folder
-    gets its final name.
-    """
+    """Write the checkpoint after ``steps`` steps; return its path. ``ready``: called before it gets its final name."""
     path = path_of(folder, steps)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -216,11 +209,7 @@ def written(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint, with a warning for each damaged one; None if there never was one.
-
-    A caller that resumes from an older one removes the damaged ones (:func:`remove_newer`). Raises InputError if all
-    are damaged, because a training from the start would differ.
-    """
+    """Return the newest intact checkpoint; None if there never was one. Raises InputError if all are damaged."""
     paths = written(folder)
     for place, path in enumerate(paths):
         try:

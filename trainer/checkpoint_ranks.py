@@ -45,10 +45,7 @@ class RanksState(Store):
         self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
-        """Write the checkpoint's files in rank 0, while the other ranks run :meth:`join_in`.
-
-        Return the JSON that :meth:`read` needs.
-        """
+        """Write the files in rank 0, while the others run :meth:`join_in`. Return the JSON that :meth:`read` needs."""
         import torch.distributed as dist
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
@@ -103,10 +100,7 @@ class RanksState(Store):
 
 
 class RanksSaver(Saver):
-    """Saver of a rank in a training with several ranks.
-
-    Clocks differ, so rank 0 sends the others after each step if its clock requires a checkpoint (phase ``checkpoint``).
-    """
+    """Saver of a rank of several. Rank 0's clock decides for all (phase ``checkpoint``), because clocks differ."""
 
     def __init__(
         self,
@@ -147,10 +141,7 @@ class RanksSaver(Saver):
 
 
 def make_store(rank: Rank, model: Any = None, tokenizer: Path | None = None) -> WholeState | RanksState:
-    """Return the store that writes and reads checkpoints: WholeState if ``rank`` is the only one, else RanksState.
-
-    Other arguments: see :class:`WholeState`.
-    """
+    """Return the store of checkpoints: WholeState if ``rank`` is the only one, else RanksState."""
     return WholeState(model, tokenizer) if rank.of == 1 else RanksState(rank, model, tokenizer)
 
 
@@ -164,10 +155,7 @@ def make_saver(
     tokenizer: Path | None = None,
     epochs: Epochs = lambda: None,
 ) -> Saver:
-    """Return the saver of ``rank``. ``tokenizer``: folder whose files are copied into each checkpoint; None: no files.
-
-    Other arguments: see :class:`Saver`.
-    """
+    """Return the saver of ``rank``. Arguments: see :class:`Saver` and :class:`WholeState`."""
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready, epochs)

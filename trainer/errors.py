@@ -14,11 +14,7 @@ MACHINE_FAULTS = frozenset(
 
 
 class InputError(ValueError):
-    """Wrong input. Its message is one line: the file or dotted key, the problem and the allowed values.
-
-    The command line prints that line without a traceback and exits with status 2. ``others``: further problems, one
-    line each.
-    """
+    """Wrong input, in one line, without a traceback and with exit status 2. ``others``: further lines."""
 
     def __init__(self, line: str, others: Sequence[str] = ()) -> None:
         super().__init__(line)
@@ -38,10 +34,7 @@ class EndedWorkerError(LostBatchError):
 
 
 def cannot_write(place: object, error: OSError, remedy: str) -> Exception:
-    """Return the error for a ``place`` that cannot be written: InputError, or OSError for a fault of this machine.
-
-    The command line exits with status 2 for the first, because the user chose the place, and with 1 for the second.
-    """
+    """Return the error for ``place``: InputError (exit 2), or OSError for a fault of this machine (exit 1)."""
     reason = error.strerror or str(error)
     if error.errno in MACHINE_FAULTS:
         return OSError(error.errno, f"{reason}; {remedy}", str(place))

@@ -1,7 +1,6 @@
 """Evaluates the model between training steps: on held-out documents, on multiple-choice questions, and by its text.
 
-A pass does not change training: no gradient, no random state, no mode of the model. Its time belongs to no step. The
-device finishes all queued work before a pass begins, and all of the pass before the next step begins.
+A pass changes nothing of the training, and the device finishes all queued work before and after it.
 """
 
 from __future__ import annotations
@@ -73,10 +72,7 @@ class Evaluator:
         return self._interval is not None and self._interval.is_over()
 
     def after(self, step: int, kinds: frozenset[Kind] = KINDS, *, epochs_are_over: bool = False) -> None:
-        """Record the end of a step, and run the passes of ``kinds`` that are due.
-
-        ``epochs_are_over``: True if the checkpoint of that step records a pass that was due but not made.
-        """
+        """Record the end of a step, and run passes of ``kinds`` that are due, or were by the step's checkpoint."""
         self._last = step
         if self._interval is not None:
             epochs_are_over = self._agreed(self._interval.ends() or epochs_are_over)
@@ -144,10 +140,7 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """Return the evaluator of ``config``. Every rank must call it, after its loader workers have started.
-
-    ``beat``: called after each batch of a pass. ``epochs``: returns the epochs completed so far; None: unknown.
-    """
+    """Return the evaluator, in every rank, after workers started. ``epochs``: completed ones; None: unknown."""
     evaluation, prints = config.evaluation, rank.is_first
     assert evaluation is not None
     batches = validation_batches(config, prepared)

@@ -1,7 +1,4 @@
-"""Reads JSON; writes files and folders so that no reader sees an incomplete one: to a temporary name, then renamed.
-
-A temporary name has the process that writes. So the files of a process that has ended can be removed.
-"""
+"""Reads JSON; writes files and folders under a temporary name, with its process, and renames them."""
 
 from __future__ import annotations
 
@@ -52,10 +49,7 @@ def partial_path(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that ended processes left in ``folder``, which must be one of this harness.
-
-    In a user's folder use :func:`remove_leftovers_of`.
-    """
+    """Remove what ended processes left in a folder of this harness (a user's: :func:`remove_leftovers_of`)."""
     _remove_left(folder, ".")
 
 
@@ -104,10 +98,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _unwritten_s(path: Path) -> float:
-    """Return the seconds since the last write of ``path`` or, in a folder, of any file below it.
-
-    Return 0 if a file disappears meanwhile: another process is then still at work there.
-    """
+    """Return the seconds since ``path`` or a file below was written; 0 if one disappears meanwhile."""
     try:
         return time.time() - max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
     except OSError:
@@ -161,11 +152,7 @@ MAX_DIGITS = 25  # more than any 64-bit integer has
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in ``path``. Raises OSError, or ValueError if it is invalid or nested too deep.
-
-    ValueError also for numbers that JSON does not have (NaN, Infinity), or that no float or 64-bit integer can
-    represent.
-    """
+    """Return the JSON value. Raises OSError; ValueError if invalid, too deep, or a number is no 64-bit one."""
     try:
         return json.loads(path.read_text(), parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
     except RecursionError as error:
@@ -209,10 +196,7 @@ def expanded(path: str | Path) -> Path:
 
 @contextmanager
 def naming(path: Path, temporary: Path) -> Iterator[None]:
-    """Context that names ``path`` in an OSError that names no file, or ``temporary``.
-
-    A user can then see which file failed, and which disk is full.
-    """
+    """Context that names ``path`` in an OSError without a file name, or with that of ``temporary``."""
     try:
         yield
     except OSError as error:

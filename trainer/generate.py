@@ -1,8 +1,4 @@
-"""Generates text token by token: the most likely token, or one drawn with a seed.
-
-With the cache of keys and values each token costs one position. Without it the whole text is recomputed for each token.
-The ids are the same.
-"""
+"""Generates text token by token: the most likely token, or one drawn with a seed; the same without the cache."""
 
 from __future__ import annotations
 
@@ -26,12 +22,7 @@ Ending = Literal["end of text", "max tokens", "context"]
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Rule for choosing the next token.
-
-    ``temperature``: divisor of the logits; 0 takes the most likely token and ignores the other settings. ``top_k``:
-    draw from that many most likely tokens. ``top_p``: draw from the fewest tokens with this total probability. Both:
-    top_p applies to the tokens of top_k, whose probabilities are scaled to sum to 1.
-    """
+    """Rule for the next token: ``temperature`` 0 takes the most likely; else ``top_k``, then ``top_p`` limit draws."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -64,12 +55,7 @@ def generate(
     *,
     cache: bool = True,
 ) -> Generated:
-    """Generate up to ``most`` tokens after ``prompt``, which has at least one id, and return them.
-
-    ``vocab_size``: size of the tokenizer; larger ids are never chosen. Stops at ``eos_id``, and before a token that
-    needs more positions than the model has. ``cache``: True to keep keys and values, which is faster. Raises InputError
-    if the prompt does not fit, or a logit is NaN.
-    """
+    """Generate up to ``most`` ids below ``vocab_size``, until ``eos_id`` or the last position. Raises InputError."""
     import torch
 
     positions = trained.positions
@@ -119,11 +105,7 @@ def generate(
 
 
 def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
-    """Return the ids of ``prompt``. A prompt without a token becomes the end-of-text id, as before a new document.
-
-    If the tokenizer has no end-of-text id, its begin-of-text id is taken. Raises InputError, naming ``key``, if
-    ``prompt`` is not UTF-8 text, or if it has no token and the tokenizer has neither id.
-    """
+    """Return the ids of ``prompt``; without any, the end-of-text id, else begin-of-text; InputError, naming ``key``."""
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         raise InputError(f"{key}: contains bytes that are not UTF-8 text")
     if ids := codec.encode(prompt):

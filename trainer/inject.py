@@ -1,8 +1,4 @@
-"""Spends declared costs on purpose, so that the harness can be tested against a known truth.
-
-A *busy* cost is CPU time of the calling thread: contention stretches it like real work. A *sleep* cost is wall time
-without a core.
-"""
+"""Spends declared costs: *busy* is CPU time of the thread, which contention stretches, *sleep* wall time."""
 
 from __future__ import annotations
 
@@ -54,11 +50,7 @@ def _burn(nanoseconds: int) -> None:
 
 
 class Injector:
-    """Spends the artificial costs that one configuration section declares, with jitter drawn from ``seed``.
-
-    Each cost has separate draws, so an arm without one of the costs has the same draws for the others. ``parts``: by
-    name of a cost, the number of calls of :meth:`spend` among which it is divided equally (default 1).
-    """
+    """Spends one section's costs, each with its own seeded jitter. ``parts``: calls of spend that share a cost."""
 
     def __init__(
         self, inject: DataInject | ComputeInject | None, seed: int, parts: dict[str, int] | None = None
@@ -85,10 +77,7 @@ class Injector:
         return cost_ms
 
     def skip(self, draws: int, more: int = 1) -> None:
-        """Skip the jitter draws of ``draws`` batches, which an earlier run made before this one resumes.
-
-        ``more``: draws of each stage (read, tokenize, pack) per batch; ``transfer`` has one per batch.
-        """
+        """Skip the jitter draws of ``draws`` earlier batches: ``more`` of each stage per batch, one of ``transfer``."""
         if self._jitter:
             for name, random_state in self._random.items():
                 for _ in range(draws * (1 if name == "transfer" else more)):

@@ -1,8 +1,4 @@
-"""Names types of plain JSON data, for content whose keys another program or state of the code defines.
-
-A record is better if the keys are known. These names are for the borders: a configuration of an older version, a
-probe's part of a file, a user's YAML before it is checked. Unlike ``Any`` they force a reader to check first.
-"""
+"""Names types of plain JSON, for content whose keys another program or version defines: a reader checks it."""
 
 from __future__ import annotations
 

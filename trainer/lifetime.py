@@ -9,11 +9,7 @@ import sys
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Ask Linux to kill this process when its parent ends. A suspended (SIGSTOP) child would otherwise stay forever.
-
-    ``parent``: process id of the parent when it created this process, which exits here if the parent has ended already.
-    None if another process created this one (a forkserver, which ends with its own parent).
-    """
+    """Ask Linux to kill this process, even a stopped one, with ``parent`` (its id; None: of a forkserver)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # linux/prctl.h
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)

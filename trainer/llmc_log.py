@@ -24,10 +24,7 @@ _MAX_LOG_LINE_BYTES = 4096
 
 
 class LoggedStep(NamedTuple):
-    """Logged values of training step ``step``, counted from 0. ``loss``: before the step's update.
-
-    ``learning_rate`` and ``norm`` (of the gradients) are None if they were not logged.
-    """
+    """Logged values of step ``step`` (from 0), before its update; None for a value that was not logged."""
 
     step: int
     loss: float
@@ -44,10 +41,7 @@ class LoggedScore(NamedTuple):
 
 @dataclass(frozen=True)
 class LlmcLog:
-    """Content of llm.c's main.log, sorted by step. If a step was logged several times, the last line counts.
-
-    ``other_lines``: number of lines of unknown kinds.
-    """
+    """llm.c's main.log by step, where a step's last line counts. ``other_lines``: number of unknown kinds."""
 
     training: tuple[LoggedStep, ...]
     validation: tuple[LoggedScore, ...]

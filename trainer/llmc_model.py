@@ -45,10 +45,7 @@ _FIELDS = ("positions", "vocab_size", "layers", "heads", "width", "padded_vocab_
 
 
 class LlmcTensor(NamedTuple):
-    """One tensor of a file: its name in GPT2LMHeadModel, and its shape as letters.
-
-    V: padded vocabulary, T: positions, C: width; a digit multiplies. ``turned``: True if transposed in transformers.
-    """
+    """One tensor: GPT2LMHeadModel's name, shape in letters (V, T, C, with a factor), ``turned`` if transposed."""
 
     name: str
     shape: tuple[str, ...]
@@ -143,10 +140,7 @@ class LlmcHeader:
 
 
 def read_header(path: Path) -> LlmcHeader:
-    """Read the header of a model file of llm.c. Raises InputError if the header is invalid or of another version.
-
-    Also raises InputError if the file is shorter or longer than its header says.
-    """
+    """Read the header. Raises InputError if it is invalid, or does not fit the size of the file."""
     try:
         if not S_ISREG((stat := path.stat()).st_mode):  # A pipe or a device may have no end.
             raise InputError(f"{path}: no file, but a folder, a pipe or a device; allowed: a model file of llm.c")
@@ -184,10 +178,7 @@ def read_header(path: Path) -> LlmcHeader:
 
 
 def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Return the header of an llm.c file, and its weights by transformers' names, in the file's dtype.
-
-    The padding rows of the token embedding are left out. Raises InputError as :func:`read_header` does.
-    """
+    """Return header and weights by transformers' names, in the file's dtype, without padding rows."""
     header = read_header(path)
     try:
         return header, dict(_tensors(path, header))
@@ -214,11 +205,7 @@ def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor
 
 
 def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
-    """Write a GPT-2 of transformers as an llm.c file and return its header.
-
-    ``vocab_size``: drop the rows beyond it, which belong to no token. Raises InputError if llm.c has no such model.
-    bfloat16 is rounded to the nearest, ties to even.
-    """
+    """Write a GPT-2 as an llm.c file and return its header. Raises InputError if llm.c has no such model."""
     import torch
 
     header = header_of(model, dtype, vocab_size)
@@ -286,11 +273,7 @@ def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None =
 def as_folder(
     path: Path, out: Path, tokenizer: TokenizerInfo | None = None
 ) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Convert an llm.c file to the new folder ``out`` for transformers, with the same dtype. Return header and weights.
-
-    ``tokenizer``: written beside the weights. Raises InputError if the file cannot be read, ``out`` exists, or the
-    tokenizer has more ids than the model.
-    """
+    """Convert an llm.c file to the folder ``out`` for transformers. Return header, weights. Raises InputError."""
     from safetensors.torch import save_file
 
     header, weights = read_model(path)
@@ -327,11 +310,7 @@ def build(path: Path) -> torch.nn.Module:
 
 
 def load_seed(model: torch.nn.Module, path: Path) -> str:
-    """Copy the weights of the llm.c file ``path`` into ``model``, whose training continues from them.
-
-    The file may have more positions than ``model``: the further position embeddings are left out. Return a sentence
-    about that, or "". Raises InputError if the file's dimensions are others, or its positions fewer.
-    """
+    """Copy an llm.c file's weights into ``model``. Return a note of positions left out, or "". Raises InputError."""
     header, weights = read_model(path)
     try:
         model_header = header_of(model, header.dtype)

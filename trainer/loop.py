@@ -37,11 +37,8 @@ def train(
 ) -> Iterator[int]:
     """Train step by step and yield the index of each finished step, from ``first_step``.
 
-    The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
-    ``saver`` saves due checkpoints; the losses up to there are read first. ``evaluator`` evaluates between steps when
-    due. ``prints``: True to print log lines, as one rank does for all. Raises FloatingPointError on a non-finite
-    gradient norm (``compute.check_finite``). With ``compute.sync: late`` on an asynchronous device it is raised one
-    step later, or when the generator is closed.
+    Closing the generator reads the remaining losses, which are also read before a checkpoint. Raises FloatingPointError
+    on a non-finite norm; with ``sync: late`` one step later.
     """
     readings = ValueReader(config, compute, prints)
     try:
@@ -85,10 +82,7 @@ def train(
 
 
 class ValueReader:
-    """Reads each step's loss, prints it every ``log_every`` steps, and checks the gradient norm.
-
-    Raises FloatingPointError for a norm that is NaN or infinite, if ``compute.check_finite`` is set.
-    """
+    """Reads each step's loss, prints it every ``log_every`` steps, and checks the norm (FloatingPointError)."""
 
     def __init__(self, config: TrainerConfig, compute: Compute, prints: bool = True) -> None:
         """Prepare reading. ``prints``: also print log lines."""
@@ -102,10 +96,7 @@ class ValueReader:
         self._copies: list[tuple[int, Any]] = []  # queued copies that were not read, at most of two steps
 
     def before_update(self, step: int, losses: list[Loss], norm: Any) -> None:
-        """Check the gradient norm. Call it between gradient clipping and the optimizer.
-
-        With ``compute.sync: late`` it only queues copies of loss and norm, which are checked one step later.
-        """
+        """Check the norm between clipping and optimizer; ``late`` only queues copies for the next step."""
         if self._late:
             with telemetry.span("sync"):
                 self._copies.append((step, self._compute.copy_to_host(losses, norm if self._checks else None)))
@@ -116,10 +107,7 @@ class ValueReader:
                 self._compute.check_finite(norm, step)
 
     def after_update(self, step: int, losses: list[Loss]) -> None:
-        """Read the losses that must be reported now. Call it when the optimizer has been launched.
-
-        With ``compute.sync: late`` it reads loss and norm of the step before.
-        """
+        """Read what must be reported after the optimizer is launched; ``late``: the values of the step before."""
         if self._late:
             if len(self._copies) > 1:
                 self._read_copy()
@@ -133,10 +121,7 @@ class ValueReader:
                 self._read_losses(say=True)
 
     def read_all(self) -> None:
-        """Read and report all losses not yet read, and with ``compute.sync: late`` check their gradient norms.
-
-        Call it before a checkpoint, which must not include a step of unknown norm.
-        """
+        """Read and check all that is not yet read, before a checkpoint, which must not include an unknown norm."""
         if self._unread:
             self._read_losses()
         while self._copies:

@@ -34,11 +34,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Shape:
-    """All dimensions of a model, with defaults filled in. ``positions``: its longest sequence, in tokens.
-
-    ``family``: one of :data:`FAMILIES`, or another of the transformers library. ``counted``: the number of its
-    parameters if no formula gives it, else None.
-    """
+    """All dimensions of a model. ``family``: of FAMILIES, or another; ``counted``: parameters without a formula."""
 
     family: str
     layers: int
@@ -59,10 +55,7 @@ class Shape:
 
 
 def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape | None:
-    """Return the shape of the configured model; None if it is unknown before the model is built.
-
-    Raises InputError if the tokenizer has more ids, or ``sequence_length`` more positions, than the model.
-    """
+    """Return the configured shape; None if unknown before it is built. Raises InputError if ids or length differ."""
     if config.factory is not None:
         return None
     if (files := model_files(config)) is None:
@@ -86,10 +79,7 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
 
 
 def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
-    """Return the shape of a model whose number of parameters was counted. ``lookups``: as in :class:`Counted`.
-
-    ``dimensions``: the other fields of :class:`Shape`.
-    """
+    """Return the shape of a counted model. ``lookups``: as in :class:`Counted`; ``dimensions``: other fields."""
     shape = Shape(family, **dimensions)  # type: ignore[arg-type]
     return replace(shape, counted=Counted(parameters, lookups))
 

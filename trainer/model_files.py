@@ -1,7 +1,4 @@
-"""Reads the files of ``model.config`` and ``model.pretrained`` without torch, and builds such models of transformers.
-
-Only local files are read, nothing is downloaded, and a folder's own code (``auto_map``) is never run.
-"""
+"""Reads ``model.config`` and ``model.pretrained`` without torch; local files, and never their own code."""
 
 from __future__ import annotations
 
@@ -83,11 +80,7 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
 
 
 def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
-    """Return the config and the weight files of the folder ``name``.
-
-    Raises InputError, naming ``key``, if config.json or the weights (*.safetensors) are missing, or config.json is
-    invalid.
-    """
+    """Return a folder's config and weight files. Raises InputError, naming ``key``, if either is missing."""
     folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
@@ -155,11 +148,7 @@ _PAST_PADDING = frozenset([
 
 
 def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | None = None) -> torch.nn.Module:
-    """Build the model with random weights, or with the pretrained ones, on torch's default device.
-
-    ``attention``: its implementation by transformers' name; None: transformers' default. Raises InputError, one line,
-    if transformers cannot build it.
-    """
+    """Build the model, with pretrained weights if any, on torch's device. Raises InputError if transformers cannot."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -227,12 +216,7 @@ def _in_one_line(files: ModelFiles) -> Iterator[None]:
 
 
 def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
-    """Return dimensions, parameters and embedding lookups of a model without a formula, for :func:`counted_shape`.
-
-    They are counted on the model itself, without its weights, and cached. None if its FLOPs and its memory do not
-    follow from a few dimensions: experts of which a token uses few, convolutions, states. Raises InputError if
-    transformers cannot build it.
-    """
+    """Return the counts of a model without a formula, cached; None if a few dimensions do not tell its cost."""
     layers = _whole(files.content.get("num_hidden_layers")) or 0
     if layers > MOST_LAYERS:
         raise InputError(f"{files.title}: num_hidden_layers: {layers}; allowed: at most {MOST_LAYERS}")

@@ -33,10 +33,7 @@ QUESTIONS_TRIED = 32  # contexts of a .bin file that the arm's tokenizer must re
 
 
 class ChoiceScores(NamedTuple):
-    """Shares (0 to 1) of ``questions`` answered right, by four scorings; NaN for a diverged model.
-
-    ``acc_norm`` and ``acc_bytes`` are None without the tokenizer: the length of an ending is then unknown.
-    """
+    """Shares (0 to 1) of ``questions`` answered right; None if lengths are unknown, NaN for a diverged model."""
 
     questions: int
     acc: float
@@ -81,12 +78,9 @@ class Choices:
 def load_choices(
     config: MultipleChoiceConfig, tokenizer: TokenizerInfo | None, longest_row: int | None, key: str = f"{KEY}.path"
 ) -> Choices:
-    """Read and tokenize the questions that ``config`` names. ``longest_row``: maximum ids of a row (None: any).
+    """Read and tokenize questions. A row above ``longest_row`` ids loses its context's beginning. Raises InputError.
 
-    A longer row loses the beginning of its context, as in lm-evaluation-harness. ``tokenizer``: None if it is unknown.
-    A .bin file has token ids and is read without it, but ``acc_norm`` and ``acc_bytes`` then stay unknown. Raises
-    InputError, one line, naming ``key``, for an unusable file, for text without a tokenizer, and for an ending that
-    leaves no room for a token of its context.
+    ``tokenizer`` None: only for a .bin file, whose ``acc_norm`` and ``acc_bytes`` are then unknown.
     """
     if is_bin(config.path):
         places, choices = _of_tokens(read_bin(config.path, key, config.most), tokenizer, key)

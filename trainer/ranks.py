@@ -1,9 +1,4 @@
-"""Joins the ranks of a run to a group of torch's own engine (torch.distributed): gloo on CPUs, nccl on CUDA.
-
-The ranks of one machine meet at 127.0.0.1, those of several machines at a numeric address of the first one. No name is
-resolved, because an unknown name would hang them. Rank 0 listens before the others exist, so no free port has to be
-agreed on first.
-"""
+"""Joins the ranks to a group of torch.distributed (gloo, nccl), at a numeric address where rank 0 listens."""
 
 from __future__ import annotations
 
@@ -79,10 +74,7 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
 
 
 def join(rank: Rank, device: torch.device) -> None:
-    """Join the process group of all ranks: nccl if ``device`` is CUDA, else gloo.
-
-    Raises torch's DistError if a rank is missing after ``rank.timeout_s`` seconds.
-    """
+    """Join the process group: nccl on CUDA, else gloo. Raises DistError if a rank is missing in time."""
     import torch.distributed as dist
 
     # gloo and nccl would otherwise resolve this machine's name.
@@ -107,10 +99,7 @@ def join(rank: Rank, device: torch.device) -> None:
 
 
 def gloo_group(rank: Rank) -> Any:
-    """Return a new gloo process group of all ranks, separate from the one that exchanges gradients.
-
-    A thread that exchanges values needs a group of its own. Every rank must call it at the same place.
-    """
+    """Return a gloo group of all ranks, of which a thread needs its own. Every rank calls it."""
     import torch.distributed as dist
 
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=rank.timeout_s))
@@ -165,10 +154,7 @@ def leave() -> None:
 
 
 def is_of_the_exchange(error: BaseException) -> bool:
-    """Return True if ``error`` was raised by communication with the other ranks.
-
-    Such an error usually means that another rank is late or has ended.
-    """
+    """Return True if ``error`` is of communication: another rank is late or has ended."""
     import torch.distributed as dist
 
     if dist.is_available() and isinstance(error, dist.DistError):

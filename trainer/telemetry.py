@@ -37,11 +37,7 @@ RawSpan = tuple[str, int, int, int | None]
 
 
 class Kernel(NamedTuple):
-    """One piece of work on an asynchronous device (for example all kernels of a phase), in CLOCK_MONOTONIC nanoseconds.
-
-    The host queued it during [``launch_start_ns``, ``launch_end_ns``], the device did it during [``start_ns``,
-    ``end_ns``]. ``name``: h2d, forward, backward, norm, optimizer, read (a value for the host).
-    """
+    """Work of a device, launched and done in [start, end] (CLOCK_MONOTONIC, ns). ``name``: h2d to read."""
 
     name: str
     launch_start_ns: int
@@ -59,12 +55,7 @@ class Blocked(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """One evaluation pass after step ``step``, from ``start_ns`` to ``end_ns``, outside of any step.
-
-    There are two kinds of pass; fields of the other kind are None. Held-out documents: ``loss`` (mean over ``tokens``
-    labels), ``batches`` and, for a masked-LM objective, ``accuracy``. Multiple choice: ``questions`` and ``acc*``, the
-    shares of right answers by four scorings (trainer.multiple_choice).
-    """
+    """One pass after step ``step``, outside of any: held-out documents, or ``questions``; other fields are None."""
 
     step: int
     start_ns: int
@@ -81,11 +72,7 @@ class Validation(NamedTuple):
 
 
 class BatchTrace(NamedTuple):
-    """The stage spans of one batch, recorded by the process that built it. It travels with the batch.
-
-    ``role`` is ``main`` (inline) or ``loader-K``; ``batch`` counts batches per loader worker process from 0. ``drawn``:
-    spans in which the main thread, while it fetched a worker's batch, ran a sampler that chooses the items of batches.
-    """
+    """Stage spans of a batch, by the process (``role``) that built it; ``drawn``: of the main thread's sampler."""
 
     pid: int
     tid: int
@@ -231,9 +218,5 @@ def exchanged(name: str, start_ns: int, end_ns: int) -> None:
 
 
 def unpacked(arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
-    """Report when the batch being fetched had arrived from its worker, and when it was unpacked (monotonic ns).
-
-    Both may lie before this fetch. ``waited``: True if this process waited for the batch: ``arrived_ns`` is then its
-    arrival, else the time of reading it.
-    """
+    """Report when the fetched batch arrived (its reading began unless ``waited``) and was unpacked, ns."""
     _recorder.unpacked(arrived_ns, unpacked_ns, waited)

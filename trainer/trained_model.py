@@ -62,11 +62,7 @@ def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, 
 
 
 def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Select the files of the model at ``root``. Return their common folder, and sizes in bytes by path in it.
-
-    Of a training's folder: the newest complete checkpoint, and the tokenizer. Of a checkpoint's folder: its files, and
-    the training's tokenizer. Otherwise: the file, or all files of the folder.
-    """
+    """Return the folder and files (sizes by path) at ``root``: of a training, the newest checkpoint and tokenizer."""
     base, sizes = _whole_folder(filesystem, root)
     if base != root:
         return base, sizes
@@ -107,10 +103,7 @@ def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
 
 @contextmanager
 def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterator[Path]:
-    """Yield the local path of ``place``, a path or a URL. The content of a URL is copied once per process.
-
-    ``needed``: selects the files to copy. InputErrors that name the copy are raised again with ``place`` instead.
-    """
+    """Yield the local path of ``place``; a URL's ``needed`` files are copied once, and errors name the URL."""
     path = _located_once(place, key, needed)
     try:
         yield path
@@ -119,10 +112,7 @@ def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterato
 
 
 def located(place: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Return the local path of ``place``, a path or a URL, whose content :func:`fetched` copies for this process.
-
-    ``key``: named in errors. ``needed``: selects the files to copy.
-    """
+    """Return the local path of ``place``; :func:`fetched` copies a URL's ``needed`` files. ``key``: for errors."""
     return fetched(place, key, needed) if is_remote(place) else expanded(local(place))
 
 
@@ -192,10 +182,7 @@ class TrainedModel:
 
 
 def load_trained(place: str, key: str) -> TrainedModel:
-    """Load the causal model at ``place``, and the tokenizer beside it, if any.
-
-    Raises InputError, naming ``key``, if there is no such model.
-    """
+    """Load the causal model and its tokenizer, if any. Raises InputError, naming ``key``, without a model."""
     path, name = located(place, key), f"{key} {place}"
     if path.is_file():
         return TrainedModel(name, llmc_model.build(path).eval(), None)

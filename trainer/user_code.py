@@ -1,8 +1,4 @@
-"""Finds, fingerprints and calls a function that the user wrote, named MODULE:FUNCTION in a scenario.
-
-The search order is: the working directory, as Python does for a script; the folders of ``CODE_PATH``; the installed
-packages.
-"""
+"""Finds, fingerprints and calls a user's MODULE:FUNCTION: in the working directory, CODE_PATH, or packages."""
 
 from __future__ import annotations
 
@@ -37,12 +33,7 @@ def named_function(name: str) -> str:
 
 
 def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others: Iterable[str] = ()) -> str:
-    """Return a digest of the Python files of ``name`` (MODULE:FUNCTION). Nothing is imported.
-
-    They are all files of the package that MODULE belongs to, or the file of a module without a package. ``places``: as
-    in :func:`files`. ``others``: further files that the code imports (:func:`own_files`). Raises InputError, which
-    begins with ``key``, if the module is not found.
-    """
+    """Return a digest of ``name``'s files and ``others``, without import. Raises InputError, naming ``key``."""
     digest = hashlib.sha256()
     for path in sorted({path.resolve() for path in (*map(Path, others), *files(key, name, places))}):
         try:
@@ -54,10 +45,7 @@ def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others
 
 
 def own_files(folder: Path) -> list[str]:
-    """Return the absolute paths, sorted, of the files below ``folder`` that this process has imported as modules.
-
-    Files of the standard library, of installed packages and of this harness are left out.
-    """
+    """Return the sorted files below ``folder`` that are imported modules, but for packages and this harness."""
     place = folder.resolve()
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     paths = {
@@ -71,10 +59,7 @@ def own_files(folder: Path) -> list[str]:
 
 
 def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[str, object]) -> Any:
-    """Import ``name`` and call it with ``arguments``, and with the values of ``offered`` that it has parameters for.
-
-    Raises InputError, one line that begins with ``key``. The traceback of the user's code goes to stderr.
-    """
+    """Import and call ``name``, with those of ``offered`` that it takes; InputError with ``key``, one line."""
     function = find(key, name)
     parameters = inspect.signature(function).parameters
     keywords = {parameter: value for parameter, value in offered.items() if parameter in parameters} | dict(arguments)
@@ -115,11 +100,7 @@ def _places() -> list[str]:
 
 
 def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path]:
-    """Return the Python files of ``name`` (MODULE:FUNCTION): its module, or its whole package.
-
-    ``places``: folders to search first; None: the working directory and those of :data:`CODE_PATH`. Raises InputError,
-    which begins with ``key``, if the module is not found.
-    """
+    """Return the files of ``name``'s module or package, ``places`` searched first; InputError, naming ``key``."""
     module = name.partition(":")[0]
     top, *rest = module.split(".")
     places = _places() if places is None else places

@@ -1,8 +1,4 @@
-"""Runs ``python -m trainer.worker_trial``: measures the times by which ``data.workers: auto`` is chosen.
-
-It reads a trainer's configuration from standard input, as JSON, and prints the fields of :class:`WorkerTrial`, or
-``{"error"}``. It is a separate process, so it may compute with all threads and on a device, and leaves no state.
-"""
+"""Runs ``python -m trainer.worker_trial``: times for ``data.workers: auto``, from JSON to JSON, on its own."""
 
 from __future__ import annotations
 
@@ -27,10 +23,7 @@ LEAST_WORKER_GAIN = 0.03
 
 @dataclass(frozen=True)
 class WorkerTrial:
-    """Measured times, in ms, of making, receiving and training on one micro-batch.
-
-    All are medians, except ``stage_ms``, a mean.
-    """
+    """Median times (ms; ``stage_ms``: mean) of making, receiving and training on one micro-batch."""
 
     stage_ms: float  # time to make a batch in the training process
     ready_ms: float  # time to receive a finished batch from a worker
@@ -40,11 +33,7 @@ class WorkerTrial:
     cores: int
 
     def predicted_ms(self, workers: int) -> float:
-        """Return the predicted time of a step with that many workers.
-
-        Without workers, a batch is made while nothing is trained. With workers, the slowest of three is the limit: the
-        training process, the workers, or the cores that they share.
-        """
+        """Return a step's time (ms): all in turn without workers, else the slowest of trainer, workers, cores."""
         if not workers:
             return self.step_ms + self.stage_ms
         made_ms = (self.stage_ms + self.cycle_ms) / workers
@@ -52,11 +41,7 @@ class WorkerTrial:
         return max(self.step_ms + self.ready_ms, made_ms, work_ms / self.cores)
 
     def best(self) -> int:
-        """Return the number of workers to use, by :meth:`predicted_ms`.
-
-        From 0 up, a number replaces the best so far if it shortens a step by more than :data:`LEAST_WORKER_GAIN` (a
-        share).
-        """
+        """Return the fewest workers from which no further one saves :data:`LEAST_WORKER_GAIN` of a step."""
         best, shortest_ms = 0, self.predicted_ms(0)
         for workers in range(1, max(1, self.cores) + 1):
             if self.predicted_ms(workers) < shortest_ms * (1 - LEAST_WORKER_GAIN):
@@ -109,11 +94,7 @@ def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[flo
 
 
 def mean_ms(work: Callable[[], object]) -> float:
-    """Return the mean duration of a call of ``work`` in ms. A few slow batches do the work of many, so no median.
-
-    Calls go on until there are :data:`BATCHES` of them and :data:`MADE_S` seconds have passed. They end after
-    :data:`BATCHES_S` seconds at the latest.
-    """
+    """Return the mean ms of a call: a few slow batches do the work of many. It takes BATCHES calls and MADE_S."""
     begun, count = monotonic(), 0
     while (took_s := monotonic() - begun) < BATCHES_S and (count < BATCHES or took_s < MADE_S):
         work()
@@ -135,10 +116,7 @@ def _median_ms(
 
 
 def main() -> int:
-    """Read a trainer's configuration (JSON) from standard input, and print the times by :func:`measure` as JSON.
-
-    An InputError is printed as ``{"error"}``. Return exit code 0.
-    """
+    """Print the times of stdin's configuration, or an InputError as ``{"error"}``, as JSON. Return 0."""
     out = os.dup(1)
     os.dup2(2, 1)  # Output of libraries must not mix with the answer.
     content = json.loads(sys.stdin.read())

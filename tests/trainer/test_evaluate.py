@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from harness.probes.ledger.recorders import StepRecorder
 from trainer import evaluate, telemetry
 from trainer.compute.build import build_compute
-from trainer.compute.torch_compute import TorchCompute
 from trainer.config import EvaluationConfig, TrainerConfig
 from trainer.data.dataset import make_pipeline, training_order
 from trainer.data.loader import open_batches
@@ -111,16 +110,13 @@ def test_the_split_is_of_contents_not_of_places(corpus: Path, tmp_path: Path) ->
     held = []
     for config, texts in ((ours, TEXTS), (theirs, shuffled)):
         split = prepare(config.data, evaluation=config.evaluation).split
-        assert split is not None
         held.append([texts[row] for row in split.held_out_rows()])
     assert held[0] == held[1]
 
 
 @pytest.mark.parametrize("access", ["scalar", "zero-copy"])
 @pytest.mark.parametrize("path", ["text-padded", "text-stream", "tokens-padded", "tokens-stream"])
-def test_a_corpus_of_its_own_is_evaluated_and_the_other_trained_on_whole(
-    corpus: Path, tmp_path: Path, path: str, access: str
-) -> None:
+def test_a_corpus_of_its_own_is_evaluated_and_the_other_trained_on_whole(corpus, tmp_path, path, access) -> None:
     """llm.c's -iv. The batches are those of the documents, in their order, under the tokenizer of data.corpus."""
     texts = [f"held out {number} " + TEXTS[number][::-1] for number in range(7)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "held.parquet")
@@ -151,12 +147,6 @@ def test_a_corpus_of_its_own_that_cannot_be_used_is_named(corpus: Path, tmp_path
     assert "allowed: one of fraction, documents, corpus, source" in line
 
 
-def test_without_evaluation_nothing_is_held_out(corpus: Path) -> None:
-    config = configured(corpus, evaluation=None)
-    assert prepare(config.data).split is None
-    assert set(rows_read(config)) == set(range(len(TEXTS)))
-
-
 def test_training_is_bit_identical_however_often_it_is_evaluated(corpus: Path) -> None:
     often, once = (run(configured(corpus, evaluation={"fraction": 0.2, "every_steps": n})) for n in (1, None))
     assert [one.step for one in often.validations] == list(range(STEPS))
@@ -182,7 +172,6 @@ def test_a_pass_draws_from_no_random_state_and_leaves_each_module_in_its_mode(co
     config = configured(corpus)
     prepared = prepare(config.data, evaluation=config.evaluation)
     compute = build_compute(config, prepared.vocab_size)
-    assert isinstance(compute, TorchCompute)
     frozen = next(iter(compute._model.children()))
     frozen.eval()
     modes = [one.training for one in compute._model.modules()]
@@ -212,7 +201,6 @@ def test_the_loss_is_the_mean_over_labels_not_over_batches(corpus: Path) -> None
     config = configured(corpus)
     prepared = prepare(config.data, evaluation=config.evaluation)
     compute = build_compute(config, prepared.vocab_size)
-    assert isinstance(compute, TorchCompute)
     batches = validation_batches(config, prepared)
     assert len({one.trained_tokens for one in batches}) > 1
     total, labels = 0.0, 0
@@ -286,25 +274,18 @@ def test_a_split_with_an_empty_side_is_refused(corpus: Path, asked: dict[str, An
     assert "\n" not in str(error.value)
 
 
-def test_more_workers_than_documents_left_are_refused(corpus: Path) -> None:
+def test_more_workers_or_ranks_than_documents_left_are_refused(corpus: Path) -> None:
     config = configured(corpus, data={"workers": 60}, evaluation={"documents": 100})
-    with pytest.raises(InputError, match=r"beside the \d+ held out"):
-        check_workers(config.data, prepare(config.data, evaluation=config.evaluation))
-
-
-def test_more_ranks_than_documents_left_are_refused(corpus: Path) -> None:
-    config = configured(corpus, evaluation={"documents": 100})
     found = prepare(config.data, evaluation=config.evaluation)
-    assert found.split is not None
-    left = found.split.training - found.split.training_empty
-    check_workers(config.data, found, left)
+    with pytest.raises(InputError, match=r"beside the \d+ held out"):
+        check_workers(config.data, found)
+    alone, left = configured(corpus).data, found.split.training - found.split.training_empty
+    check_workers(alone, found, left)
     with pytest.raises(InputError, match=rf"^launch.torchrun.nproc: {left + 1} ranks but .*allowed: at most {left} r"):
-        check_workers(config.data, found, left + 1)
+        check_workers(alone, found, left + 1)
 
 
-def test_a_source_of_the_user_s_own_gives_its_held_out_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: Path
-) -> None:
+def test_a_source_of_the_user_s_own_gives_its_held_out_data(tmp_path, monkeypatch, corpus) -> None:
     (tmp_path / "own_evaluated.py").write_text(
         "import torch\n"
         "def rows(first, count):\n"

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from trainer.config import ComputeInject, DataInject
 from trainer.inject import Injector, spend
 
 
-def test_busy_burns_that_much_cpu_time_of_this_thread() -> None:
+def test_busy_burns_cpu_time_of_this_thread_and_sleep_waits() -> None:
     before = time.thread_time_ns()
     spend(3, "busy")
-    assert time.thread_time_ns() - before >= 3_000_000
-
-
-def test_sleep_waits_that_much_wall_time_and_hardly_uses_the_core() -> None:
+    Injector(DataInject(read_ms=2), seed=1).spend("read")
+    assert time.thread_time_ns() - before >= 5_000_000
     wall, cpu = time.monotonic_ns(), time.thread_time_ns()
     spend(20, "sleep")
     assert time.monotonic_ns() - wall >= 20_000_000
     assert time.thread_time_ns() - cpu < 5_000_000
-
-
-@pytest.mark.parametrize("how", ["busy", "sleep"])
-def test_nothing_is_spent_for_nothing(how: str) -> None:
-    assert Injector(DataInject(how=how), seed=0).cost_ms("read") == 0  # type: ignore[arg-type]
-    spend(0, how)  # type: ignore[arg-type]
 
 
 def test_costs_are_found_by_stage_and_by_phase() -> None:
@@ -53,15 +43,3 @@ def test_an_arm_without_one_cost_has_the_same_draws_for_the_others() -> None:
     reads, with_reading = zip(*[(both.draw_ms("read"), both.draw_ms("tokenize")) for _ in range(20)], strict=True)
     assert [alone.draw_ms("tokenize") for _ in range(20)] == list(with_reading)
     assert [one / 2 for one in reads] != [one / 3 for one in with_reading]  # nor are both stages long together
-
-
-def test_without_jitter_every_draw_is_the_cost() -> None:
-    injector = Injector(DataInject(read_ms=2), seed=1)
-    assert {injector.draw_ms("read") for _ in range(20)} == {2}
-
-
-def test_a_stage_spends_its_own_cost() -> None:
-    injector = Injector(DataInject(read_ms=2), seed=1)
-    before = time.thread_time_ns()
-    injector.spend("read")
-    assert time.thread_time_ns() - before >= 2_000_000

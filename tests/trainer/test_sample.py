@@ -103,12 +103,9 @@ def test_training_is_bit_identical_with_and_without_texts(corpus: Path) -> None:
     assert [one.ids for one in again] == [one.ids for one in samples]
 
 
-def test_the_text_is_that_of_generate_and_written_while_no_step_is_open(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_text_is_that_of_generate_and_written_while_no_step_is_open(corpus, monkeypatch) -> None:
     config = configured(corpus, sample={"every_steps": 1, "tokens": 7, "temperature": 0, "prompt": "def f"})
     with opened(config) as (compute, sampler, recorder, steps):
-        assert sampler is not None
         inner = compute.generated
 
         def generated(*words: Any) -> Any:
@@ -126,7 +123,6 @@ def test_the_text_is_that_of_generate_and_written_while_no_step_is_open(
     assert found.text.startswith("def f")
     # The model of another training that stopped there says the same.
     with opened(config) as (compute, sampler, _, steps):
-        assert sampler is not None
         next(steps)
         model = compute.parts()["model"]
         tokenizer = sampler._tokenizer

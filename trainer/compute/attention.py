@@ -1,16 +1,10 @@
 """Chooses the implementation of attention, and keeps the documents of a packed row apart.
 
-Implementation: chosen for the device, or restricted to torch's flash kernel on request.
+Given position_ids and no attention mask, transformers looks on the device if positions start again within a row, for
+which the host waits. A batch already has the answer on the host (:func:`known`). A compiled model cannot look:
+transformers then takes all rows for packed, with a mask that the fastest kernels do not support.
 
-Packed rows: given position_ids and no attention mask, ``masking_utils.find_packed_sequence_indices`` of transformers
-checks if positions start again within a row. Its ``.all()`` of a tensor on the device makes the host wait for all
-queued work. A batch already has this on the host, which passes it on (:func:`known`). A compiled model cannot check:
-transformers then assumes that all rows are packed, and computes attention with a mask, which the fastest kernels do not
-support.
-
-Separation (``data.documents: separated``): transformers builds a block-diagonal causal mask from position_ids that
-start again within a row, if it gets no attention mask and no cache. Models do not declare if they do so, and a model
-that does not would train on without an error. So a trial checks it (:func:`check_separation`).
+Models do not declare if they keep documents apart (``data.documents: separated``), so a trial checks it.
 """
 
 from __future__ import annotations
@@ -32,10 +26,7 @@ _HALF = ("bf16", "pure-bf16", "fp16")  # precisions that the flash kernel suppor
 
 
 def implementation(config: TrainerConfig, device: torch.device) -> str | None:
-    """Return transformers' name for ``model.attention`` (sdpa for flash); None for auto: transformers chooses.
-
-    Raises InputError for flash if the CUDA device or the precision does not support it.
-    """
+    """Return transformers' name for ``model.attention`` (None: auto). Raises InputError if flash is unsupported."""
     attention = config.model.attention
     if attention == "auto":
         return None
@@ -108,10 +99,7 @@ def several_documents(position_ids: torch.Tensor) -> bool:
 
 
 def teach_transformers() -> None:
-    """Patch transformers: its search for several documents in a row uses the answer that :func:`known` sets.
-
-    Does nothing in a version of transformers without that search.
-    """
+    """Patch transformers' search for several documents in a row, if it has one, to use :func:`known`'s answer."""
     global _look
     from transformers import masking_utils
 
@@ -139,10 +127,7 @@ _TOLERANCE = 1e-4  # share of the largest logit that other documents may change
 
 
 def check_separation(config: TrainerConfig, model: torch.nn.Module) -> None:
-    """Raise InputError if ``model`` cannot keep the documents of a packed row apart.
-
-    A forward pass of two short rows tests if the logits of a row's second document depend on its first document.
-    """
+    """Raise InputError if the logits of a row's second document depend on its first, in a trial of two short rows."""
     name = config.model.factory or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if (reason := _why_not(model)) is not None:
         raise InputError(f"data.documents: separated, but {name} {reason}; allowed with it: joined")

@@ -27,11 +27,7 @@ class Stateful(Protocol):
 
 
 class Compute(Protocol):
-    """Interface of a device for the training loop.
-
-    Methods that wait for results of the device say "Block". Other methods may return before the device has done the
-    work.
-    """
+    """Interface of a device for the training loop. Methods that wait for results of the device say "Block"."""
 
     device: str
     asynchronous: bool  # True if the host runs ahead of the device
@@ -54,45 +50,29 @@ class Compute(Protocol):
         return
 
     def clip_gradients(self) -> Any:
-        """Clip the gradients to the configured norm. Return their global norm before clipping, as a device scalar.
-
-        None if nothing is computed.
-        """
+        """Clip the gradients. Return their norm before clipping, a device scalar; None if nothing is computed."""
         return None
 
     def check_finite(self, norm: Any, step: int) -> None:
-        """Block until ``norm``, the gradient norm of step ``step``, is known.
-
-        Raises FloatingPointError if it is NaN or infinite; with loss scaling (fp16) only after many such steps in a
-        row.
-        """
+        """Block until ``norm`` is known. Raises FloatingPointError if it is no number (fp16: many times in a row)."""
         return
 
     def optimizer_step(self) -> None:
         return
 
     def kept(self, loss: Loss) -> Loss:
-        """Return ``loss`` without its graph, to keep until it is read; a number if its value is known at once.
-
-        A tensor that outlives its step, even a small one, splits the memory that the step frees.
-        """
+        """Return ``loss`` without its graph; a known one as a number, because a kept tensor splits freed memory."""
         return None
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
-        """Block until the losses are known. ``losses``: for each step, the losses of its micro-batches.
-
-        Return the mean loss of each step; None for each step if nothing is computed.
-        """
+        """Block until the losses (per step, of its micro-batches) are known. Return each step's mean, or None."""
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
         """Queue copies of a step's mean loss, and of ``norm`` unless None, to the host, for ``read_copy``."""
         return None
 
     def read_copy(self, copy: Any, step: int) -> float | None:
-        """Block until ``copy`` (of :meth:`copy_to_host`) is there. Return its mean loss; None if nothing is computed.
-
-        Raises FloatingPointError as :meth:`check_finite` does, if it contains the norm of step ``step``.
-        """
+        """Block until ``copy`` is there. Return its mean loss, or None. Raises as check_finite does, with ``step``."""
         return None
 
     def learning_rate(self) -> float | None:
@@ -108,11 +88,7 @@ class Compute(Protocol):
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        """Block and let the model continue ``prompt``. Return at most ``most`` new ids, without the prompt.
-
-        Ids from ``vocab_size`` on are never chosen. Generation stops at ``eos_id``; None: no such id. Every rank calls
-        it.
-        """
+        """Block and return at most ``most`` new ids, below ``vocab_size``, up to ``eos_id``. Every rank calls it."""
 
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
@@ -131,10 +107,7 @@ class Compute(Protocol):
         return None
 
     def repeated_rows(self) -> tuple[int, ...] | None:
-        """Return how many of the first 1, 2, 4, ... rows repeat an earlier row of this run.
-
-        None if rows are not counted: only an emulated device, which has no losses to compare, counts them.
-        """
+        """Return how many of the first 1, 2, 4, ... rows repeat an earlier row; None if rows are not counted."""
         return None
 
     def synchronize(self) -> None:
@@ -145,10 +118,7 @@ class Compute(Protocol):
         """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
-        """Block and return the SHA-256 of the parameters; None with one rank.
-
-        Raises RanksDifferError if the parameters of ranks differ.
-        """
+        """Block and return the SHA-256 of the parameters (None with one rank). Raises RanksDifferError."""
         return None
 
 
@@ -184,10 +154,7 @@ class NoCompute(Compute):
 
 
 class InjectedCompute:
-    """Runs another compute, and spends the artificial costs of ``compute.inject`` on the calling thread.
-
-    Such a cost is CPU time or a sleep, in milliseconds per phase and step.
-    """
+    """Runs another compute, and spends ``compute.inject`` (ms per phase and step) on the calling thread."""
 
     def __init__(self, inner: Compute, inject: ComputeInject, seed: int, micro_batches: int = 1) -> None:
         self._inner = inner
@@ -222,10 +189,7 @@ class InjectedCompute:
 
 
 def call_site(what: str, *inside: str) -> str:
-    """Return the innermost line that called this function from any file but this one and ``inside`` (file names).
-
-    Its form is ``trainer/loop.py:49: WHAT``, where ``what`` is the text to append.
-    """
+    """Return "trainer/loop.py:49: WHAT" of the innermost caller outside of this file and ``inside`` (file names)."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):
         frame = frame.f_back

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 def build_compute(
     config: TrainerConfig, tokenizer_vocab_size: int, rank: Rank = ALONE, *, takes_weights: bool = False
 ) -> Compute:
-    """Build and seed the compute (model and device, or an emulation) that ``config`` declares.
+    """Build and seed the compute (model and device, or an emulation) that ``config`` declares. Raises InputError.
 
-    With several ranks, each waits here for the last one. ``takes_weights``: True to load the weights that
-    ``config.resume`` names. False if a checkpoint of this training is loaded later, which replaces them. Raises
-    InputError if this machine does not support the configuration.
+    With several ranks, each waits here for the last one. ``takes_weights``: True to load the weights of
+    ``config.resume``.
     """
     compute: Compute
     if config.compute.work == "none":
@@ -68,10 +67,7 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
 def _model(
     config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device, takes_weights: bool
 ) -> torch.nn.Module:
-    """Build the model, with the attention that ``config`` asks for.
-
-    ``takes_weights``: True to load the llm.c weights that ``config.resume`` names, if that section is given.
-    """
+    """Build the model with the configured attention. ``takes_weights``: True to load ``config.resume``'s weights."""
     model = _described(config, tokenizer_vocab_size, device)
     if takes_weights and config.resume is not None:
         with brought_here(config.resume.llmc, "resume.llmc") as path:
@@ -158,11 +154,7 @@ _MOST_BYTES = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)  # DEFAULT_MMAP_THR
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory in this process. Return False if the C library is not glibc.
-
-    A step frees its activations and gradients. glibc would return the top of its heap to the system, and the next
-    forward pass would take a page fault for every 4 KiB of it. Losses and peak memory hardly change.
-    """
+    """Keep freed memory in this process: a step would page-fault for it again. Return False if this is not glibc."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):  # musl has a mallopt that does nothing.
         return False

@@ -1,8 +1,7 @@
 """Records when a CUDA stream worked on each phase, on the host's clock, from events at the phase boundaries.
 
-It adds no sync of its own: events are read after a synchronize that the trainer does anyway. The kernels of a phase
-count as one piece of work, from its first launch to its last kernel, including gaps between them. A piece that ends
-with its launches (``launch_end_ns``) has such gaps. Analysis calls it launch-bound, and its busy time unknown.
+The kernels of a phase count as one piece of work with the gaps between them. Analysis calls a piece that ends with its
+launches (``launch_end_ns``) launch-bound, and its busy time unknown.
 """
 
 from __future__ import annotations
@@ -181,10 +180,7 @@ class CudaTimeline:
         return self._cuda.Event(enable_timing=True)
 
     def _set_anchor(self) -> tuple[Any, int]:
-        """Return a CUDA event on the idle stream, and the time at which the stream reached it (CLOCK_MONOTONIC, ns).
-
-        Of :data:`_ANCHOR_TRIES` events, the one that the host waited for least is taken: its time is the most exact.
-        """
+        """Return a CUDA event on the idle stream, and the time (CLOCK_MONOTONIC, ns) at which it was reached."""
         best: tuple[int, Any, int] | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self._event()

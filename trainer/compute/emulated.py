@@ -56,10 +56,7 @@ class DeviceQueue:
         self.lead = HostLead()
 
     def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
-        """Queue the phase ``name``: ``kernels`` kernels that take ``duration_ns`` in total.
-
-        Blocks for the launch time of each kernel and, if ``depth`` phases are queued, until the first of them is done.
-        """
+        """Queue a phase of ``kernels`` kernels, ``duration_ns`` in total. Blocks to launch, and at a full queue."""
         now_ns = monotonic_ns()
         while self._ends_ns and self._ends_ns[0] <= now_ns:
             self._ends_ns.popleft()
@@ -96,10 +93,7 @@ class DeviceQueue:
         self.lead.held()
 
     def _wait(self, until_ns: int, what: str, *, ahead: bool = False) -> None:
-        """Block until ``until_ns`` (CLOCK_MONOTONIC), and report the wait as ``what``.
-
-        ``ahead``: True if the device has work queued beyond that time.
-        """
+        """Block until ``until_ns``, and report it as ``what``. ``ahead``: True if the device has work beyond that."""
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
         end = monotonic_ns()
@@ -111,9 +105,8 @@ class DeviceQueue:
 def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kernels: int) -> int:
     """Return the time (ns) at which the last of ``kernels`` kernels ends, on a device that is free at ``free_ns``.
 
-    The host launches them evenly over ``launching`` (start, end). Kernel i of n starts at max(its launch, end of kernel
-    i - 1) and takes duration / n. So the last one ends after the longest of three chains: all kernels from ``free_ns``,
-    all from the first launch, or one from the last launch.
+    Kernel i of n starts at max(its launch, end of kernel i - 1). Launches are spread evenly over ``launching`` (start,
+    end).
     """
     first, last = launching
     return max(free_ns + duration_ns, first + (last - first) // kernels + duration_ns, last + duration_ns // kernels)
@@ -253,11 +246,7 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
 
 
 def _recorded(path: str) -> dict[str, list[float]]:
-    """Read {"forward_ms": [duration in step 0, duration in step 1, ...], ...}, all in milliseconds, from a JSON file.
-
-    h2d, forward and backward: duration for one micro-batch. Raises InputError if the file is unreadable or has any
-    other content.
-    """
+    """Read {"forward_ms": [ms in step 0, step 1, ...], ...} (of a micro-batch) from JSON. Raises InputError."""
     allowed = ", ".join(KernelDurations.model_fields)
     place = f"compute.device.recorded: {path}"
     try:
@@ -283,10 +272,7 @@ COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
 
 
 class RepeatedRows:
-    """Counts the rows that one run has already trained on before.
-
-    Arms without losses are compared by these counts.
-    """
+    """Counts the rows that one run has already trained on, by which arms without losses are compared."""
 
     def __init__(self, *, by_epoch: bool) -> None:
         """Start counting. ``by_epoch``: True if a row counts as new in each epoch, as documents of a corpus do."""

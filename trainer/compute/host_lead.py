@@ -69,10 +69,7 @@ class HostLead:
         self._begins = False
 
     def hold_ns(self, now_ns: int) -> int | None:
-        """Return for how many ns to hold (pause) the device before the step that begins at ``now_ns``.
-
-        None before :data:`_FEWEST_STEPS` steps, and if the device ran dry in the last step.
-        """
+        """Return for how many ns to hold the device before the step that begins at ``now_ns``; None: not at all."""
         if self._steps < _FEWEST_STEPS or self._running_dry():
             return None
         return round(min(_HOLD * min(self._fastest_ns, now_ns - self._begun_ns), _LONGEST_HOLD_NS))
@@ -91,8 +88,5 @@ class HostLead:
         return self._held or self._waited or self._running_dry() > 1
 
     def _running_dry(self) -> int:
-        """Return the number of consecutive steps, up to the latest one, in which the device ran dry.
-
-        The first step after the device was idle never counts.
-        """
+        """Return in how many latest steps in a row the device ran dry. The first after an idle device never counts."""
         return self._dry_steps + 1 if self._dry and self._steps > 1 else 0

@@ -34,10 +34,7 @@ def keep_layer_inputs_alone(model: torch.nn.Module) -> None:
 
 
 def fuse_gelu(model: torch.nn.Module) -> None:
-    """Replace transformers' tanh approximation of GELU (Hendrycks and Gimpel 2016) by torch's single kernel.
-
-    Raises InputError if the model has no such activation of transformers.
-    """
+    """Replace transformers' tanh GELU by torch's single kernel. Raises InputError if the model has none."""
     import torch
     from transformers.activations import FastGELUActivation, NewGELUActivation
 
@@ -54,11 +51,7 @@ def fuse_gelu(model: torch.nn.Module) -> None:
 
 
 def loss_function(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
-    """Return a function that computes the loss of ``model`` and returns nothing else of its output.
-
-    Every output of a compiled function has a gradient. For unused logits that is an equally large tensor of zeros: 3 %
-    of a step of GPT-2 124M on an H200, and its memory.
-    """
+    """Return a function that computes the loss alone: unused logits of a compiled function cost a gradient of zeros."""
 
     def loss(**inputs: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = model(**inputs).loss
@@ -109,10 +102,7 @@ def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
 
 
 def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
-    """Raise InputError if ``device`` (its name, for the message) cannot compute in ``precision``.
-
-    ``capability``: its CUDA compute capability (major, minor); None for a CPU.
-    """
+    """Raise InputError if ``device`` (its name) with that ``capability`` (None: a CPU) cannot do ``precision``."""
     allowed = allowed_precisions(capability)
     if precision in allowed:
         return
@@ -149,11 +139,7 @@ class Precision:
 
 
 class LossScaling:
-    """torch.amp.GradScaler with a count of skipped steps on the device.
-
-    With fused AdamW the optimizer's kernel decides on the device if it skips. Otherwise GradScaler reads on the host,
-    in each step, if gradients overflowed: an additional blocking sync.
-    """
+    """torch.amp.GradScaler with a count of skipped steps on the device, without a blocking sync in each step."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -184,11 +170,7 @@ class LossScaling:
             self._behind += 1
 
     def keeps_rate(self) -> bool:
-        """Return True if the schedule of the learning rate must not advance in this step. Called once per step.
-
-        Each skipped step, which used no rate, makes one call return True: in that step, or with ``compute.sync: late``
-        two steps later.
-        """
+        """Return True if the rate must stay: once for each skipped step; with ``sync: late`` two steps later."""
         if not self._behind:
             return False
         self._behind -= 1
@@ -223,10 +205,7 @@ class NormCheck:
         self._in_a_row = 0
 
     def __call__(self, norm: float, step: int) -> None:
-        """Raise FloatingPointError if ``norm``, the gradient norm of step ``step``, is NaN or infinite.
-
-        With loss scaling, raise only after :data:`MOST_SKIPPED_IN_A_ROW` such steps in a row.
-        """
+        """Raise FloatingPointError for a norm that is no number; with loss scaling only after many steps in a row."""
         if math.isfinite(norm):
             self._in_a_row = 0
             return

@@ -47,10 +47,7 @@ def schedule_steps(config: TrainerConfig) -> int:
 
 
 def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
-    """Return torch's ``LambdaLR`` function: from the steps trained here to the factor on the learning rate, 0 to 1.
-
-    The steps of the training that this one continues (``resume``) are added.
-    """
+    """Return ``LambdaLR``'s function: steps trained here, after those of ``resume``, to the rate's factor (0 to 1)."""
     optimizer, total = config.optimizer, schedule_steps(config)
     warmup, first_step = optimizer.lr_warmup_steps, config.first_step
 
@@ -67,11 +64,7 @@ def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
 
 
 def _left(optimizer: OptimizerConfig, step: int, total: int, progress: float) -> float:
-    """Return how much of the learning rate's decay is left: 1 at the full rate, 0 at the final rate.
-
-    ``progress``: share (0 to 1) of the schedule after its warmup that is over. ``step`` of ``total`` counts the warmup
-    too.
-    """
+    """Return how much of the decay is left (1 to 0), at ``progress`` (0 to 1) of the schedule after its warmup."""
     if optimizer.schedule == "linear":
         return 1 - progress
     if optimizer.schedule == "cosine":  # Loshchilov and Hutter 2017, without restarts
@@ -84,11 +77,7 @@ _EPSILON = 1e-6  # epsilon of torch.nn.utils.clip_grads_with_norm_; this module 
 
 
 class GradientClipping:
-    """Clips exactly like torch.nn.utils.clip_grad_norm_, without unnecessary work.
-
-    torch also multiplies gradients by a coefficient of 1, because testing it would block the host on a GPU. On a CPU
-    the norm is known at once, so small gradients stay unchanged, which saves a pass over all of them.
-    """
+    """Clips exactly like clip_grad_norm_, without its pass over gradients on a CPU whose norm needs no clipping."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], limit: float | None) -> None:
         """List the parameters once, because walking a module is slow. ``limit``: largest norm; None: any."""
@@ -178,11 +167,7 @@ def learning_rate_factors(model: torch.nn.Module, mup: MupConfig | None) -> Mapp
 def parameter_groups(
     model: torch.nn.Module, optimizer: OptimizerConfig, rates: Mapping[str, float]
 ) -> list[ParameterGroup]:
-    """Return AdamW's parameter groups, one for each pair of learning rate and weight decay.
-
-    The first group has the configured learning rate, which is the reported one. Biases and norms have no weight decay,
-    by custom. ``rates``: output of :func:`learning_rate_factors`.
-    """
+    """Return AdamW's groups, one per rate (of ``rates``) and decay: first the configured rate; norms do not decay."""
     groups: dict[tuple[bool, float], list[torch.nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, parameter in model.named_parameters():
         rate = rates[name.removeprefix("module.")] if rates else 1.0  # the prefix of DistributedDataParallel

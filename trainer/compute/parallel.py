@@ -1,8 +1,6 @@
-"""Lets ranks train one model together, by torch's DistributedDataParallel (ddp) or FSDP2's fully_shard (fsdp).
+"""Lets ranks train one model together, by DistributedDataParallel (ddp) or FSDP2's fully_shard (fsdp).
 
-Each rank computes the loss and gradients of its own rows. Gradients are averaged over ranks with equal weights, as
-micro-batches are under accumulation. That is the mean over all labels of the global batch if every rank has equally
-many labels (packed rows, or rows of full length).
+Gradients are averaged over ranks with equal weights: the mean over all labels if ranks have equally many.
 """
 
 from __future__ import annotations
@@ -77,10 +75,7 @@ class Parallel:
         return model
 
     def parts(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """Return the checkpoint parts of model and ``optimizer``, by name.
-
-        ddp: the whole model and optimizer, as without other ranks. fsdp: one part with this rank's share of both.
-        """
+        """Return the checkpoint parts: ddp as without ranks; fsdp one part with this rank's share of both."""
         if not self._sharded:
             return {"model": self._model.module, "optimizer": optimizer}
         return {SHARDED: ShardedPart(self._model, optimizer)}
@@ -127,12 +122,7 @@ class Parallel:
         return dist.all_reduce(gradients, async_op=True).get_future().then(lambda done: done.value()[0])
 
     def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
-        """Return the mean of ``values`` over all ranks.
-
-        Within a step, return this rank's ``values`` unchanged: a step may have broken off, so that other ranks take no
-        part. ``in_each_step``: True to exchange them nevertheless, which is safe if every rank makes this call in every
-        step.
-        """
+        """Return the mean over all ranks; within a step, where ranks may be missing, only if ``in_each_step``."""
         import torch.distributed as dist
 
         if self.within_step and not in_each_step:
@@ -143,10 +133,7 @@ class Parallel:
 
     @contextmanager
     def in_a_pass(self) -> Iterator[None]:
-        """Context of one evaluation. No rank leaves it before all ranks have finished.
-
-        So no training step includes time in which a rank waits for another rank's evaluation.
-        """
+        """Context of one evaluation, which no rank leaves before all have finished: no step includes that wait."""
         import torch.distributed as dist
 
         self.within_step = True
@@ -195,10 +182,7 @@ class ShardedPart:
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load this rank's share of weights and moments from a checkpoint's files.
-
-        ``state_dict``: not a state, but the path of the checkpoint's folder.
-        """
+        """Load this rank's share of weights and moments. ``state_dict``: the path of the checkpoint's folder."""
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
@@ -211,10 +195,7 @@ class ShardedPart:
 
 
 def save_shares(state: Any, folder: Path, group: Any) -> None:
-    """Write this rank's share of ``state`` into ``folder``. Every rank of ``group`` must call it.
-
-    An error of one rank is raised in all, as OSError if it came from the system.
-    """
+    """Write this rank's share of ``state``. Every rank of ``group`` calls it, and one's error is raised in all."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save

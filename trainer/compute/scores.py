@@ -1,7 +1,4 @@
-"""Scores a torch model: its loss on held-out batches, and the log-likelihood of endings after their contexts.
-
-The model and the random states stay unchanged.
-"""
+"""Scores a torch model, which stays unchanged: loss on held-out batches, and log-likelihood of endings."""
 
 from __future__ import annotations
 
@@ -39,11 +36,9 @@ def validate(
     masked: bool,
     beat: Beat,
 ) -> Scores:
-    """Run ``model`` over ``batches`` and return its scores.
+    """Run ``model`` over ``batches`` and return its scores: the mean loss over labels, and if ``masked`` the accuracy.
 
-    ``score(batch)`` returns the mean loss, and the logits or None. ``masked``: True if labels are those of
-    their own position (masked LM). Accuracy is then the share of labels with the largest logit. The mean loss is over
-    labels.
+    ``score(batch)`` returns the mean loss, and the logits or None.
     """
     import torch
 
@@ -114,10 +109,9 @@ def log_likelihoods(
     most_ids: int,
     beat: Beat,
 ) -> list[float]:
-    """Return the sum of the log-probabilities (natural) of each row's scored tokens, in the order of ``rows``.
+    """Return each row's sum of log-probabilities (natural) of its scored tokens, in the order of ``rows``.
 
-    ``logits_of``: returns the logits of the next ids for ids of shape (rows, positions). Rows of similar length form a
-    batch of at most ``most_ids`` positions with padding, and at least one row. Padding follows a row.
+    Rows of similar length form a batch of at most ``most_ids`` positions, and at least one row.
     """
     import torch
 

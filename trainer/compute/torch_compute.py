@@ -334,10 +334,7 @@ def _with_one_label(batch: Batch) -> Batch:
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
-    """Return True if the model's forward accepts an argument ``name``, as a parameter or by ``**``.
-
-    Also True if its parameters are unknown.
-    """
+    """Return True if the model's forward accepts ``name``, by a parameter or ``**``, or if that is unknown."""
     try:
         parameters = inspect.signature(model.forward).parameters
     except ValueError:  # Compiled code may have no signature.
@@ -346,10 +343,7 @@ def _takes(model: torch.nn.Module, name: str) -> bool:
 
 
 def loss_of(output: Any, name: str) -> Loss:
-    """Return the loss in a user's module's output: a scalar, ``.loss``, ``["loss"]`` or the first value of a tuple.
-
-    Raises InputError, which names the factory, if there is none.
-    """
+    """Return a user's module's loss: a scalar, ``.loss``, ``["loss"]`` or a first value. Raises InputError."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, Mapping):
         loss = output.get("loss")

@@ -21,12 +21,7 @@ from typing import Any, NamedTuple
 
 
 class Arrival(NamedTuple):
-    """Times (CLOCK_MONOTONIC, ns) at which a batch had arrived in this process and was unpacked.
-
-    ``waited``: True if the queue was empty when this process asked for the batch. ``arrived_ns`` is then the time at
-    which the batch arrived, else the time at which reading it began. Waiting is not inferred from the time that the
-    call took, because a process without a core also takes long.
-    """
+    """Times (CLOCK_MONOTONIC, ns) at which a batch arrived (if ``waited``; else reading it began) and was unpacked."""
 
     arrived_ns: int
     unpacked_ns: int
@@ -34,10 +29,7 @@ class Arrival(NamedTuple):
 
 
 class Arrivals:
-    """Records the arrival of each batch of one DataLoader iterator. A call returns that of the last batch.
-
-    Arrivals stay unknown if torch has other queues, or a queue whose ``get`` reads messages in another way.
-    """
+    """Records the arrivals of one DataLoader iterator; a call returns the last. Unknown if torch's queues differ."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator

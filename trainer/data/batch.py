@@ -1,8 +1,4 @@
-"""Defines ``Batch``, which every data path yields, keeps batches during copies, and repeats some (``data.replay``).
-
-The memory of a batch may be reused as soon as nothing holds it (:mod:`trainer.data.buffers`). An asynchronous copy from
-page-locked memory returns at once and reads it later, without a reference in Python. So :class:`InFlight` holds it.
-"""
+"""Defines ``Batch``, which every data path yields, keeps batches during copies, and repeats some (``data.replay``)."""
 
 from __future__ import annotations
 
@@ -92,10 +88,7 @@ class BatchPipeline(Protocol):
 
 
 class RepeatedBatches:
-    """Pipeline that repeats ``batches`` in a circle forever. Its only costs are the artificial ones of ``injector``.
-
-    ``start``: position after an earlier run's batches, from which to continue.
-    """
+    """Repeats ``batches`` in a circle from ``start`` on. Its only costs are the artificial ones of ``injector``."""
 
     def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
         self._batches, self._injector = cycle(batches), injector
@@ -117,11 +110,7 @@ class RepeatedBatches:
 
 
 def to_repeat(first: BatchPipeline) -> list[Batch]:
-    """Return the first batches of a user's source, to be repeated.
-
-    One batch if all have the same shape, as each then takes the same time. Else up to :data:`REPEATED_BATCHES`, or
-    fewer if they reach :data:`REPEATED_BYTES` or :data:`REPEATED_S`.
-    """
+    """Return a source's batches to repeat: one if all have a shape, else several, limited by count, bytes and time."""
     batches: list[Batch] = []
     size, deadline_s = 0, monotonic() + REPEATED_S
     while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < deadline_s):

@@ -1,9 +1,7 @@
-"""Reuses memory for batches, so that a fast data path neither allocates memory nor faults pages for each batch.
+"""Reuses memory for batches, so that a fast data path neither allocates nor faults pages for each batch.
 
-A tensor made of a numpy array holds the array until its last alias is gone: a view, a copy of the ``Batch``, a tensor
-that autograd or the user kept, an item in a worker's queue. Python's count of references to the array therefore shows
-whether its memory may be written again. Nothing waits: if all buffers are held, another one is allocated. Code that
-starts an asynchronous copy must hold the batch until the copy is done (``trainer.data.batch``).
+A tensor holds its numpy array until its last alias is gone, so the array's count of references tells if it may be
+written. Code that starts an asynchronous copy must hold the batch until it is done (``trainer.data.batch``).
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ class BatchBuffer:
         mask: NDArray[np.int64] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> None:
-        """Keep arrays of shape (rows, length). ``mask``: None for packed rows.
-
-        ``positions``: positions within separated documents, in memory shared with another process; else None.
-        """
+        """Keep arrays (rows, length). ``mask``: None for packed rows. ``positions``: in shared memory, else None."""
         self.ids, self.labels, self.mask = ids, labels, mask
         self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
@@ -75,10 +70,7 @@ class BatchBuffers:
     """Reusable buffers in this process's memory. A buffer is allocated when none is free."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """Set up the pool without a buffer: :meth:`take` allocates them, of shape (rows, length).
-
-        ``mask``: True if buffers include an attention mask. ``pinned``: True if their memory is page-locked (CUDA).
-        """
+        """Set up an empty pool. ``mask``: with attention masks; ``pinned``: in page-locked memory (CUDA)."""
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 

@@ -122,11 +122,7 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
 
 
 def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, *, resumable: bool = False) -> Path:
-    """Return the cached folder ``kind/<key>``; ``build(temporary folder)`` writes it if it is missing or damaged.
-
-    ``key``: everything that the content depends on. ``check(folder)`` raises InputError if the cached content must be
-    built again. ``resumable``: as in :func:`create_folder`.
-    """
+    """Return the cached folder ``kind/<key>``, built if it is missing, damaged or refused by ``check`` (InputError)."""
     target = cache_root() / kind / fingerprint(key)
 
     def build_entry(to: Path) -> object:
@@ -141,11 +137,7 @@ def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, 
 
 
 def create_folder(target: Path, build: Build, *, resumable: bool = False) -> None:
-    """Build a folder next to ``target``, with its digests, and rename it: no reader sees an incomplete folder.
-
-    If another process was faster, its folder stays. ``resumable``: True to pass the folder of a killed or interrupted
-    process, with its ``JOURNAL``, to the next ``build``. A failed ``build`` leaves nothing.
-    """
+    """Build a folder, renamed to ``target`` unless that exists. ``resumable``: build() gets a killed one's."""
     with _partial(target) if resumable else _temporary(target) as temporary:
         if temporary is None:  # Another process has finished it.
             return
@@ -185,11 +177,7 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path | None]:
-    """Yield a folder next to ``target`` to build in, which stays after an interrupt for the next process.
-
-    If another process works in it, or the file system has no locks, yield a temporary folder. Yield None if ``target``
-    exists by now.
-    """
+    """Yield a folder to build in, which an interrupt leaves for the next process; None if ``target`` exists by now."""
     partial = partial_path(target)
     with _guarded(target):
         descriptor, is_ours = _taken(partial)
@@ -227,11 +215,7 @@ def _taken(partial: Path) -> tuple[int, bool]:
 
 
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
-    """Return a description of the damage to a folder that :func:`create_folder` made; None if it is intact.
-
-    ``entry``: required kind/key; None for a user's folder, which may lack digests. An additional file is damage (a
-    library may read any name), unless ``may_hold_more``.
-    """
+    """Return what damages a folder of :func:`create_folder` (``entry``: kind/key), or None. A new file does, too."""
     if not folder.is_dir():
         return "not a folder"
     try:
@@ -257,10 +241,7 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove the cache folder ``target`` if it is damaged, was built for another key, or fails ``check``.
-
-    Print one line on stderr with the reason.
-    """
+    """Remove ``target``, with a line on stderr, if it is damaged, of another key, or fails ``check``."""
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
     with _guarded(target), _locked(target.parent):
@@ -293,10 +274,7 @@ def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _trust_written(path: Path, digest: str) -> None:
-    """Remember the digest of a large file, computed while the file was written, so that it is not hashed again.
-
-    First wait until the file system's clock has ticked: a later change then shows in the file's times.
-    """
+    """Remember a large file's digest once the clock has ticked, so that a later change shows in its times."""
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)

@@ -41,8 +41,7 @@ iterable_sources: dict[str, bool] = {}
 class DataPipeline:
     """Runs one data path in one process: read, tokenize, pack, one batch at a time. :func:`pipeline_of` makes it.
 
-    A dose (``extra_reads``, ``extra_tokenizations``) repeats the real work of its stage inside the stage's span and
-    drops the result. There is no extra work and no span if ``marked`` is False. ``start``: position to continue from.
+    A dose (``extra_reads``, ``extra_tokenizations``) repeats a stage's work in its span, only if ``marked``.
     """
 
     def __init__(
@@ -56,10 +55,7 @@ class DataPipeline:
         start: Position = Position(),  # noqa: B008  # a tuple never changes
         buffers: Buffers | None = None,
     ) -> None:
-        """Set up the stages. ``draws``: seed and worker number for the masks of a masked-LM.
-
-        ``buffers``: memory for batches; None: buffers of its own.
-        """
+        """Set up the stages. ``draws``: seed and worker of masks. ``buffers``: memory for batches; None: own."""
         corpus = prepared.corpus
         reads_text, scalar = config.path.startswith("text-"), config.access == "scalar"
         self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
@@ -98,10 +94,7 @@ class DataPipeline:
         return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch, after the artificial costs (``data.inject``) are spent; None at the end of the order.
-
-        If ``marked``, the batch has a trace: the spans of the stages that made it.
-        """
+        """Return the next batch, with its trace if ``marked``, after artificial costs; None at the order's end."""
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
             began = monotonic()
@@ -133,10 +126,7 @@ class DataPipeline:
         return batch
 
     def _read_documents(self, rows: int) -> Any:
-        """Read the next 1 to ``rows`` documents, and tokenize them if they are text. None at the end of the order.
-
-        Return Encoded or PaddedRows with zero-copy access, else a list: of ids, or of (ids, mask) for a padded file.
-        """
+        """Read 1 to ``rows`` documents, as Encoded, PaddedRows or a list of either; None at the order's end."""
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
@@ -161,10 +151,7 @@ class DataPipeline:
         return with_end_of_text(self._tokenizer.encode_flat(texts), self._eos_id)
 
     def _with_tokens(self, documents: Any) -> Any:
-        """Return the documents that have at least one token.
-
-        All documents advance the bookmark (position for a checkpoint). Only those returned count for the mean length.
-        """
+        """Return the documents with a token, which count for the mean length; all advance the bookmark."""
         if isinstance(documents, PaddedRows):
             has_tokens = documents.mask[:, 0] != 0
             self._bookmark.add(has_tokens)
@@ -196,20 +183,14 @@ class DataPipeline:
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _look_ahead(self, took_s: float) -> None:
-        """Adapt how many documents a read fetches to ``took_s``, the seconds of the last read.
-
-        After a short read fetch twice as many, because each read has a fixed cost; after a long one, half as many.
-        """
+        """Read twice as many documents after a short read, whose fixed cost counts, half as many after a long one."""
         if took_s < _SHORT_READ_S:
             self._ahead = min(_MOST_AHEAD, self._ahead * 2)
         elif took_s > 3 * _SHORT_READ_S:
             self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
     def _count(self, filled: int, tokens: int) -> None:
-        """Count ``filled`` documents that have a token, with ``tokens`` tokens in all, for the mean length.
-
-        Raises InputError after :data:`trainer.data.order.EMPTY_EPOCHS` epochs without such a document.
-        """
+        """Count ``filled`` documents and their tokens. Raises InputError after EMPTY_EPOCHS epochs without one."""
         self._empty_epochs.check(filled)
         if self._packed:
             self._documents += filled
@@ -227,11 +208,7 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """Return the order in which worker ``worker`` of ``workers`` reads the documents that are not held out.
-
-    With ``shuffle: windows`` it consists of windows: rows cut from flat tokens. ``endless``: False for one epoch.
-    Raises InputError if there are fewer windows than workers.
-    """
+    """Return the order of a worker's documents, or windows of them. Raises InputError for too few windows."""
     if config.shuffle == "windows":
         windows, kept = windows_of(config, prepared)
         if workers > windows:
@@ -259,11 +236,7 @@ def pipeline_of(
     buffers: Buffers | None = None,
     every: tuple[int, int] = (0, 1),
 ) -> DataPipeline | FlatPipeline:
-    """Return the pipeline that reads the documents of ``order`` by the data path ``config.path``.
-
-    Arguments: see :class:`DataPipeline`. ``every``: (offset, stride) of the batches to make. Anything but (0, 1) needs
-    :attr:`DataConfig.is_flat`.
-    """
+    """Return the pipeline of ``config.path``. ``every``: (offset, stride) of batches; others than (0, 1) need flat."""
     if not config.is_flat:
         assert every == (0, 1), "the configuration refuses it"
         return DataPipeline(config, prepared, order, injector, marked, draws, start, buffers)
@@ -277,11 +250,7 @@ def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
 
 
 def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
-    """Return at most ``most`` batches of the held-out documents, each document once; the same for each ``config.path``.
-
-    Artificial costs (``data.inject``) and repeated work (doses) do not apply. Raises InputError if no batch has a token
-    to predict.
-    """
+    """Return ``most`` batches of held-out documents, the same for each path, without costs. Raises InputError."""
     rows = None if prepared.split is None else prepared.split.held_out_rows()
     if prepared.held_out is not None:
         prepared = prepared.held_out
@@ -345,11 +314,7 @@ def _of_source(
 
 
 def _dosed(config: DataConfig) -> DataInject | None:
-    """Return the artificial costs of ``config.inject``; None without any.
-
-    Those of reading and tokenizing are multiplied by 1 + the number of extra repetitions, so all share one draw of
-    jitter.
-    """
+    """Return the artificial costs; those of reading and tokenizing times 1 + repetitions, by one draw of jitter."""
     if config.inject is None:
         return None
     costs = {

@@ -1,8 +1,4 @@
-"""Marks the calls of tokenizer libraries within a user's source as the stage ``tokenize``.
-
-A source often imports its tokenizer long after its function has returned. Imports are therefore watched
-(``sys.meta_path``) in every process that makes batches.
-"""
+"""Marks calls of tokenizer libraries in a user's source as ``tokenize``. Imports are watched, as they may be late."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ def watch() -> None:
 
 
 class _EncoderFinder:
-    """Import finder for tokenizer libraries. It finds a module by the other finders.
-
-    Once the module has been imported, its encoding methods are wrapped, so that they record spans.
-    """
+    """Import finder that lets others find a tokenizer's library, and wraps its encoding methods in spans."""
 
     def __init__(self) -> None:
         self._asking: set[str] = set()  # guards against two finders that ask each other

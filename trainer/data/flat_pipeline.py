@@ -38,11 +38,7 @@ MAX_PIECES_OF_A_ROW = 32
 
 
 class FlatPipeline:
-    """Makes packed batches from flat tokens in one process, one batch at a time.
-
-    ``config.extra_reads`` (the dose control) repeats the reading of each batch, inside its span ``read``. If ``marked``
-    is False, no reading is repeated and no span is recorded.
-    """
+    """Makes packed batches from flat tokens, one at a time. ``marked``: with spans, and repeated reads (a dose)."""
 
     def __init__(
         self,
@@ -56,12 +52,7 @@ class FlatPipeline:
         buffers: Buffers,
         every: tuple[int, int],
     ) -> None:
-        """Set up the pipeline over the documents of ``order``. ``start``: position from which it continues.
-
-        ``marked``: False to record no spans. ``draws``: (seed, worker) of the masks. ``buffers``: memory for the
-        batches. ``every``: (offset, stride) of this worker's batches among all batches of ``order``; (0, 1): all of
-        them.
-        """
+        """Set up the pipeline. ``draws``: (seed, worker) of masks. ``every``: (offset, stride) of the batches."""
         self._config, self._prepared, self._order, self._start = config, prepared, order, start
         self._rows, self._length = config.batch_size, config.sequence_length
         self._size = self._rows * self._length
@@ -170,10 +161,7 @@ class FlatPipeline:
 
 
 def open_tokens(config: DataConfig, prepared: Prepared) -> FlatTokens:
-    """Return the flat tokens of ``tokens-mmap``, or the token lists of ``tokens-stream`` as flat tokens.
-
-    Raises InputError if there are fewer documents than were prepared.
-    """
+    """Return the flat tokens of ``tokens-mmap``, or the lists of ``tokens-stream`` as such. Raises InputError."""
     folder, documents = prepared.pretokenized, prepared.corpus.documents
     assert folder is not None, "prepare() was given another data path"
     if config.path != "tokens-mmap":
@@ -186,10 +174,7 @@ def open_tokens(config: DataConfig, prepared: Prepared) -> FlatTokens:
 
 
 def windows_of(config: DataConfig, prepared: Prepared) -> tuple[int, NDArray[np.int64] | None]:
-    """Return the number of windows to train on, and their numbers (None: all windows of the flat tokens).
-
-    Windows with a token of a held-out document are left out. Raises InputError if no window remains.
-    """
+    """Return the number of windows without a held-out token, and their numbers (None: all). Raises InputError."""
     flat = open_tokens(config, prepared)
     tokens = len(flat.tokens)
     if tokens < config.sequence_length:

@@ -1,9 +1,7 @@
 """Plans which pieces of flat tokens form the next packed rows, and where documents begin in them.
 
-*By documents*: the documents in their order, end to end, cut into rows; tokens that do not fill a row are carried over,
-also into the next epoch. *By windows*: pieces of a row's length at fixed places of the flat tokens, in a seeded order,
-as in nanoGPT (which draws places at random; here no token comes twice in an epoch). Both plan by arrays, without a
-Python object for a token, a row or a document.
+*By documents* in their order, cut into rows across epochs; *by windows* of a row's length at fixed places, in a seeded
+order. Both plan by arrays, without a Python object for a token, a row or a document.
 """
 
 from __future__ import annotations
@@ -113,10 +111,7 @@ class DocumentPlan:
         self._first = int(self._end.searchsorted(self._at, "right"))
 
     def _plan(self, missing_tokens: int) -> None:
-        """Plan further documents from the order, and forget planned documents that rows have used up.
-
-        ``missing_tokens``: tokens that the next rows lack. About :data:`_BATCHES_AHEAD` times as many are planned.
-        """
+        """Plan :data:`_BATCHES_AHEAD` times ``missing_tokens`` of documents; forget those that rows have used up."""
         count = min(_MOST, max(_FEWEST, _BATCHES_AHEAD * round(missing_tokens / self._mean)))
         indices = self._order.take(count)
         self._ended = not len(indices)
@@ -141,10 +136,7 @@ class DocumentPlan:
 
 
 class WindowPlan:
-    """Plans rows from windows: a row is the flat tokens between two consecutive multiples of the row's length.
-
-    Tokens after the last whole window are never used.
-    """
+    """Plans a row between each two multiples of its length in the flat tokens; a last part is never used."""
 
     def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, window: int = 0) -> None:
         """Set up the plan. ``window``: number of windows of ``order`` that an earlier run has used."""
@@ -201,11 +193,7 @@ class WindowPlan:
         self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(begins_inside)])
 
     def _documents_in(self, sources: Places, places: Places) -> tuple[Places, Places]:
-        """Return the places where documents begin in windows laid end to end, and their number before each window.
-
-        ``sources``: first token of each window in the flat tokens. ``places``: its first token among the windows laid
-        end to end. The second returned array ends with the number of all these places.
-        """
+        """Return where documents begin in windows end to end (``sources``: in flat tokens), and counts before each."""
         first = self._places.searchsorted(sources)
         counts = self._places.searchsorted(sources + self._length) - first
         before = np.cumsum(counts) - counts

@@ -44,10 +44,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def keep(info: TokenizerInfo, owner: Path) -> None:
-    """Write the tokenizer into the subfolder ``tokenizer`` of the folder ``owner``, such as a checkpoint's.
-
-    Does nothing if the same tokenizer is there, or if it is unknown because a user's source tokenizes.
-    """
+    """Write the tokenizer below ``owner``, unless it is there or unknown (a user's source tokenizes)."""
     target = owner / FOLDER
     if info.kind == "source" or _is_kept(info, owner):
         return
@@ -56,10 +53,7 @@ def keep(info: TokenizerInfo, owner: Path) -> None:
 
 
 def kept(owner: Path) -> TokenizerInfo | None:
-    """Return the tokenizer that :func:`keep` wrote for ``owner``; None if there is none.
-
-    Raises InputError if it is damaged.
-    """
+    """Return the tokenizer that :func:`keep` wrote; None if there is none. Raises InputError if it is damaged."""
     return read(owner / FOLDER)
 
 
@@ -79,10 +73,7 @@ def write(info: TokenizerInfo, to: Path) -> None:
 
 
 def read(folder: Path) -> TokenizerInfo | None:
-    """Return the tokenizer that :func:`write` wrote into ``folder``; None if there is none.
-
-    Raises InputError if it is damaged.
-    """
+    """Return the tokenizer that :func:`write` wrote; None if there is none. Raises InputError if damaged."""
     if (folder / FACTS).is_file():
         return info_of("pretrained", folder.absolute())
     # An earlier version wrote no facts for a SentencePiece model.

@@ -48,16 +48,10 @@ WorkerInit = Callable[[int], None]
 
 
 class LateBatch:
-    """Limits the wait for each batch to ``timeout_s`` seconds, counted in waits of ``look_s`` that timed out.
-
-    Elapsed time is not measured, so the time for which a run is suspended does not count.
-    """
+    """Limits a batch's wait to ``timeout_s``, in timed-out waits of ``look_s``: suspended time does not count."""
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """Set the limit. ``made_again``: number of batches that each worker makes again and drops after a resume.
-
-        The first batch of each worker may therefore take 1 + ``made_again`` times as long.
-        """
+        """Set the limit. ``made_again``: batches dropped after a resume, for which the first one may take longer."""
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
@@ -67,10 +61,7 @@ class LateBatch:
         self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError | LostBatchError]) -> Batch | InputError | LostBatchError:
-        """Return the next item of ``iterator``, a DataLoader with the timeout ``look_s``.
-
-        Raises LostBatchError if it takes too long, or EndedWorkerError if a worker has ended.
-        """
+        """Return the next item of a DataLoader of timeout ``look_s``. Raises LostBatchError or EndedWorkerError."""
         waited_s, self._limit_s = 0.0, self._timeout_s
         if self._first:
             self._first -= 1
@@ -94,11 +85,7 @@ class LateBatch:
             self._ring_every(0)
 
     def arm(self) -> None:
-        """Use SIGALRM until :meth:`disarm` to limit also the waits that have no timeout in torch.
-
-        DataLoader fetches a batch's memory from its worker without a limit: a worker that is stopped after it has
-        announced a batch would hang the run. Does nothing outside the main thread, or if SIGALRM is in use.
-        """
+        """Limit also waits without a timeout in torch, by SIGALRM, until :meth:`disarm`; only if it is free to use."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN):
             self._before = signal.signal(signal.SIGALRM, self._rung)
@@ -129,10 +116,7 @@ class LateBatch:
 
 
 def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
-    """Return the error that names the workers that have ended within ``wait_s``, with their exit codes.
-
-    None if none has ended, and for SIGBUS, where torch's own message about shared memory says more.
-    """
+    """Return the error that names workers ended within ``wait_s``; None without any, and for SIGBUS (torch's)."""
     descriptions, codes = [], []
     workers = list(getattr(iterator, "_workers", ()))
     if wait_s and workers and not any(process.exitcode is not None for process in workers):
@@ -158,11 +142,9 @@ class Batches:
         position: DataPosition | None = None,
         arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """Serve the batches of ``iterator``. ``pin``: True to copy each to page-locked memory; only without workers.
+        """Serve the batches of ``iterator``. ``pin``: copy to page-locked memory; only without workers.
 
-        ``late``: limits the wait for each batch; None without workers. ``position``: position of the first batch,
-        advanced with each batch; None: the beginning. ``arrival``: returns when the last batch arrived and was
-        unpacked, or None if unknown; None records no arrivals.
+        ``position``: advanced with each batch. ``arrival``: returns when the last one arrived; None records none.
         """
         self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError | LostBatchError] | None = iterator
@@ -219,12 +201,9 @@ def open_batches(
     start: DataPosition | None = None,
     rank: Rank = ALONE,
 ) -> Batches:
-    """Start the ``config.workers`` workers of ``rank`` and return their batches. Workers begin to prefetch at once.
+    """Start the workers of ``rank``, which prefetch at once. Return their batches. Raises InputError.
 
-    ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers the first batch
-    is built when it is requested; the batches that ``config.replay`` repeats are built in this call. ``start``:
-    position of an earlier run, which these batches then advance. Raises InputError if there are more workers than
-    documents.
+    ``worker_init(worker_id)`` runs first in each worker and must be picklable. ``start``: position to continue from.
     """
     start = start or DataPosition(max(1, config.workers))
     keep_single_threaded()
@@ -307,11 +286,7 @@ def _fields(config: DataConfig) -> tuple[str, ...]:
 
 
 def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
-    """Return (number, count) of the share of worker ``worker`` of ``rank``: a share of the documents.
-
-    With ``config.global_order`` (an order of batches that is the same for any number of workers) it is (offset, stride)
-    of the worker's batches.
-    """
+    """Return (number, count) of a worker's share, or with ``config.global_order`` its batches' (offset, stride)."""
     return (dealt_to if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
@@ -330,11 +305,7 @@ def _start_worker(hook: WorkerInit | None, worker: int) -> None:
 
 
 def _send_error(queue: Queue[Any], error: Exception, item: Any) -> None:
-    """Send a LostBatchError in place of a batch that a DataLoader worker cannot hand over.
-
-    multiprocessing calls this hook in the worker's feeder thread, for example without space in /dev/shm. Its default
-    only prints the error, and the main process waits for the batch until ``data.timeout_s``.
-    """
+    """Send a LostBatchError in place of a batch that a worker cannot send; DataLoader would only print the error."""
     number, content = item
     if not isinstance(content, LostBatchError):
         info = get_worker_info()

@@ -1,8 +1,4 @@
-"""Reads manifest.json, which describes the origin and the content of a pretokenized folder.
-
-`harness data pretokenize --out DIR` writes DIR/flat, DIR/token-list and DIR/padded, each with tokens, manifest.json and
-tokenizer/.
-"""
+"""Reads manifest.json, which describes a folder of `harness data pretokenize` (flat, token-list or padded)."""
 
 from __future__ import annotations
 
@@ -25,10 +21,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOrigin:
-    """Facts from which a pretokenized folder was made: format, corpus, tokenizer and special ids.
-
-    They must match the requested ones, or the folder is not used.
-    """
+    """What a pretokenized folder was made from. It must match what is asked for, or the folder is not used."""
 
     schema: int
     format: Format

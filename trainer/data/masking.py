@@ -60,10 +60,7 @@ class Masker:
     """Masks the batches of one worker for a masked LM, one after the other. The draws depend on the batch's number."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """Set up the draws of worker ``worker``. ``batches``: number of its first batch.
-
-        ``every``: difference between the numbers of two consecutive batches.
-        """
+        """Set up a worker's draws, from batch ``batches`` on, in steps of ``every`` batches."""
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 

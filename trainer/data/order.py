@@ -43,19 +43,12 @@ def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
 
 
 def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (offset, stride): the worker builds batches offset, offset + stride, ... of one order for all ranks.
-
-    At step k rank r receives batch k x ranks + r.
-    """
+    """Return (offset, stride) of a worker's batches in one order: at step k rank r gets batch k x ranks + r."""
     return worker * ranks + rank, ranks * workers
 
 
 class IndexSampler:
-    """Yields the document indices of one shard, epoch after epoch. A subclass computes each epoch's order.
-
-    ``epoch``: number of the current epoch, from 0; it grows when the next epoch's first index is taken. ``shuffled``:
-    False if the documents keep their order.
-    """
+    """Yields a shard's indices, epoch (from 0) after epoch. ``shuffled``: False if documents keep their order."""
 
     epoch: int
     shuffled: bool
@@ -69,10 +62,7 @@ class IndexSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up shard ``worker`` of ``workers``. ``documents``: number of documents of all shards together.
-
-        ``endless``: False to end after one epoch. ``rows``: index to yield for each document; None: 0, 1, 2 and so on.
-        """
+        """Set up a shard of ``documents`` documents. ``endless``: or one epoch. ``rows``: indices; None: 0, 1, ..."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless
@@ -115,10 +105,7 @@ class EmptyEpochs:
         self._order, self._since = order, order.epoch
 
     def check(self, filled: int) -> None:
-        """Record that ``filled`` of the documents just taken have a token.
-
-        Raises InputError if none had one for more than :data:`EMPTY_EPOCHS` epochs.
-        """
+        """Record how many documents just taken have a token. Raises InputError after EMPTY_EPOCHS epochs of none."""
         if filled:
             self._since = self._order.epoch
         elif self._order.epoch - self._since > EMPTY_EPOCHS:
@@ -158,10 +145,7 @@ class ShardedSampler(IndexSampler):
 
 
 class ComputedSampler(IndexSampler):
-    """Yields the document indices of one shard in a seeded order that is computed when needed.
-
-    It takes no memory per document. The order differs from that of :class:`ShardedSampler`, and from epoch to epoch.
-    """
+    """Yields a shard's indices in a seeded order that is computed when needed, without memory per document."""
 
     shuffled = True
 

@@ -1,8 +1,6 @@
 """Packs documents' tokens into batches: padded (one document per row) or packed (documents end to end).
 
-Each packer exists twice, over Python lists (the founding study's way) and over numpy arrays, which makes no Python
-object for a token. Both give the same batches. Labels follow :class:`trainer.data.batch.Batch`. The array packers copy
-each token once, into memory that later batches use again (:mod:`trainer.data.buffers`).
+Each packer exists twice, over lists (the founding study's way) and over arrays, and gives the same batches.
 """
 
 from __future__ import annotations
@@ -57,10 +55,7 @@ class PaddedRows(NamedTuple):
 
 
 class _Texts(NamedTuple):
-    """Documents that wait for padded rows. ``ids``: their tokens end to end.
-
-    ``begins``: index in ``ids`` where each document begins. ``kept``: number of its tokens that fit into a row.
-    """
+    """Documents for padded rows: ``ids`` end to end, where each ``begins``, how many tokens are ``kept``."""
 
     ids: NDArray[np.uint32]
     begins: Places

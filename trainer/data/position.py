@@ -74,10 +74,7 @@ class Bookmark:
 
 
 class DataPosition:
-    """Position of all workers together: the number of received batches, and the latest position of each shard.
-
-    DataLoader takes a batch of each worker in order, so the number received determines the worker of the next one.
-    """
+    """Position of all workers: received batches, which tell the next one's worker, and each shard's position."""
 
     def __init__(
         self,
@@ -86,11 +83,7 @@ class DataPosition:
         positions: Mapping[int, Position] | None = None,
         keeps_state: bool = False,
     ) -> None:
-        """Start after ``received`` batches. ``workers``: number of loader workers; 1 if this process builds batches.
-
-        ``positions``: latest position of each shard, by its number. ``keeps_state``: True if each batch carries the
-        state of a user's dataset.
-        """
+        """Start after ``received`` batches of ``workers`` workers (1: this process). ``positions``: of each shard."""
         self.workers, self.received, self.keeps_state = workers, received, keeps_state
         self.positions = dict(positions or {})
 
@@ -101,11 +94,7 @@ class DataPosition:
             self.positions[position.worker] = position
 
     def role(self, process: int) -> int:
-        """Return the number of the worker whose shard loader process ``process`` reads.
-
-        A new DataLoader takes its first batch from process 0. After a resume process 0 therefore takes the shard of the
-        worker whose batch is next.
-        """
+        """Return whose shard process ``process`` reads: after a resume, process 0 makes the next batch."""
         return (process + self.received) % self.workers
 
     def of(self, part: int) -> Position:

@@ -46,10 +46,7 @@ class DocumentSplit:
         return _load(self.folder, _TRAINING)
 
     def held_out_rows(self) -> NDArray[np.int64]:
-        """Return the rows of the held-out documents, sorted by the hash of their content.
-
-        The first n of them are the same documents, however the corpus is ordered.
-        """
+        """Return the held-out rows by content hash: the first n are the same, however the corpus is ordered."""
         return _load(self.folder, _HELD_OUT)
 
 
@@ -61,10 +58,7 @@ def content_hash(content: str | bytes) -> int:
 
 
 def held_buckets(config: EvaluationConfig, documents: int) -> int:
-    """Return how many of the :data:`BUCKETS` hash buckets are held out of a corpus of ``documents`` documents.
-
-    Raises InputError if ``config.documents`` asks for all documents or more.
-    """
+    """Return how many of :data:`BUCKETS` are held out. Raises InputError if ``config`` asks for all documents."""
     fraction = DEFAULT_FRACTION if config.fraction is None else config.fraction
     if config.documents is not None:
         if config.documents >= documents:
@@ -208,10 +202,7 @@ def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_le
 
 
 def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) -> Prepared:
-    """Describe the user's source ``name`` (MODULE:FUNCTION). Only its code is known, not its documents or vocabulary.
-
-    ``places``: folders to search first for MODULE; None: the usual ones. ``files``: further files that it imports.
-    """
+    """Describe the source ``name``, by its code alone. ``places`` to search first, ``files`` that it imports."""
     code = fingerprint("data.source", name, places, files)
     tokenizer = TokenizerInfo("source", "", 0, None, None, None, code, "")
     return Prepared(Corpus(name, (), "", 0, 0, code), tokenizer, None)

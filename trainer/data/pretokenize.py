@@ -171,11 +171,7 @@ class _Tally:
 def _write(
     corpus: Corpus, info: TokenizerInfo, expected: ManifestOrigin, to: Path, source: TokenSource, progress: Progress
 ) -> dict[str, str]:
-    """Write the pretokenized folder ``to`` and return SHA-256 digests by file name (flat format only, else empty).
-
-    A journal in ``to`` keeps finished groups, so a restart after a kill continues there. Raises InputError if the
-    corpus has changed or has no token.
-    """
+    """Write ``to``, after what its journal kept. Return SHA-256 by file name (flat only). Raises InputError."""
     kind, tally = token_type(info.vocab_size), _Tally(expected.sequence_length)
     with TokenJournal(to / cache.JOURNAL, asdict(expected), kind) as journal, _rows_writer(expected, to) as rows:
         for ids, lengths in journal.kept():
@@ -218,10 +214,7 @@ def _write(
 
 
 class _NoRows:
-    """Stand-in for a parquet writer in the flat format: it writes nothing.
-
-    The tokens are in the token journal, whose files become the flat format.
-    """
+    """Stand-in for a parquet writer in the flat format, whose files are the token journal's."""
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None: ...
 

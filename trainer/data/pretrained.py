@@ -1,8 +1,4 @@
-"""Imports pretrained tokenizers through transformers' AutoTokenizer, once.
-
-Importing transformers takes seconds and loads torch. A tokenizer with a fast backend is therefore saved into the cache
-as a plain ``tokenizer.json``. From then on neither this process nor any loader worker needs transformers.
-"""
+"""Imports pretrained tokenizers through transformers' AutoTokenizer, once: a fast one loads without it afterwards."""
 
 from __future__ import annotations
 
@@ -22,11 +18,7 @@ _KEY = "data.tokenizer.pretrained"
 
 
 def import_tokenizer(name: str) -> Path:
-    """Return the folder of a tokenizer in a form that loads without transformers, imported into the cache if necessary.
-
-    ``name``: a directory, a tokenizer.json, or a name on the hub. A folder that this harness wrote
-    (:mod:`trainer.data.kept_tokenizer`) is returned as it is.
-    """
+    """Return the folder, in the cache if need be, of a directory, a tokenizer.json or a name on the hub."""
     file = expanded(name).absolute()
     folder = file.parent if file.is_file() and file.name == "tokenizer.json" else file
     if _has_facts(folder):
@@ -76,10 +68,7 @@ def _has_facts(folder: Path) -> bool:
 
 
 def _import_file(file: Path) -> Path:
-    """Import a tokenizer.json without a tokenizer_config.json, and return the tokenizer's folder in the cache.
-
-    Its end-of-text id is that of ``<|endoftext|>``; it has none if that is no special token.
-    """
+    """Import a lone tokenizer.json into the cache; ``<|endoftext|>`` ends documents if it is a special token."""
 
     def build(to: Path) -> None:
         from tokenizers import Tokenizer

@@ -1,8 +1,4 @@
-"""Collects the builtin corpus: documentation topics, docstrings and module sources of the Python installation.
-
-They are found by parsing the standard library, without an import, then deduplicated and ordered by the hash of their
-text, which mixes the kinds. A given Python always gives the same order.
-"""
+"""Collects the builtin corpus from the standard library's sources, without an import, ordered by hash."""
 
 from __future__ import annotations
 
@@ -31,10 +27,7 @@ def stdlib() -> Path:
 
 
 def collect(root: Path) -> list[str]:
-    """Return the documents in the Python sources below ``root``, without duplicates, ordered by their hash.
-
-    Raises InputError for fewer than :data:`_FEWEST_DOCUMENTS`: this Python comes without its sources.
-    """
+    """Return the documents below ``root``, without duplicates, by hash. Raises InputError if there are too few."""
     documents: dict[bytes, str] = {}
     for text in _documents(root):
         try:

@@ -48,11 +48,9 @@ class TextQuestion:
 
 
 def read_jsonl(path: str, key: str, most: int | None, prompt: Prompt | None) -> Iterator[TextQuestion]:
-    """Yield the first ``most`` questions of a file (None: all). Blank lines are skipped.
+    """Yield the first ``most`` questions (None: all). Raises InputError, naming ``key``, for a line that is none.
 
-    ``key``: name of the file in errors. ``prompt``: ``ctx`` takes that field unchanged, as llm.c does; ``lm-eval``
-    makes the text of the raw fields as lm-evaluation-harness does; None: ctx if the line has it. Raises InputError for
-    the first line that is no question.
+    ``prompt``: ``ctx`` takes that field; ``lm-eval`` makes the text of raw fields; None: ctx if the line has it.
     """
     count = 0
     for number, line in _lines(path, key):
@@ -202,11 +200,7 @@ def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) 
 
 
 def _parts(where: str, stream: NDArray[np.uint16]) -> list[Ids]:
-    """Return the tokens of the context and of each ending. In ``stream`` its length precedes each.
-
-    ``where``: name of the question in errors. Raises InputError if one is empty, or the lengths do not add up to
-    ``stream``.
-    """
+    """Return the tokens of context and endings, each after its length; or InputError, which names ``where``."""
     parts, offset = [], 0
     for part in range(1 + ENDINGS):
         length = int(stream[offset]) if offset < len(stream) else 0

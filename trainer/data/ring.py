@@ -70,11 +70,7 @@ class _Whole(NamedTuple):
 
 
 class Slots:
-    """Memory for ``count`` batches of up to ``shape`` that several processes share: int64 arrays for ``fields``.
-
-    It is anonymous (memfd_create): nothing is left behind however the processes end, and the size of /dev/shm is no
-    limit. It is allocated at once, so that no worker is killed for lack of a page.
-    """
+    """Anonymous shared memory for ``count`` batches up to ``shape``: int64 arrays, allocated at once."""
 
     def __init__(
         self, count: int, shape: tuple[int, int], fields: tuple[str, ...], descriptor: int | None = None
@@ -178,10 +174,7 @@ class RingBatches:
         look_s: float,
         pinned: bool,
     ) -> None:
-        """Start the workers, with the same random seeds as a DataLoader's. ``shape``: (rows, length) of a batch.
-
-        ``look_s``: seconds to wait for a batch before a NotYetError.
-        """
+        """Start the workers, seeded as DataLoader's. ``shape``: (rows, length). ``look_s``: until NotYetError."""
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
         self.arrival: Arrival | None = None  # arrival of the last batch

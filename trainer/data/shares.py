@@ -1,8 +1,6 @@
 """Pretokenizes on several machines: Spark's executors tokenize shares of a corpus, this process joins them in order.
 
-A share is a run of consecutive documents: a folder of flat tokens, renamed when it is whole, that all machines see. The
-code of a single machine encodes and joins them, so the result is the same, byte by byte. Only the number of each share
-passes through Spark's driver. Executors need this package and access to the corpus' files.
+Only numbers of shares pass through Spark's driver. All machines see the folder with the shares.
 """
 
 from __future__ import annotations
@@ -57,20 +55,14 @@ class ShareJob:
 
 
 def documents_per_share(documents: int, shares: int, most: int) -> int:
-    """Return the number of documents per share (a run of documents), for about ``shares`` shares.
-
-    It is a multiple of :data:`CORPUS_ROW_GROUP`, but at most ``most``.
-    """
+    """Return the documents of one of about ``shares`` shares: a multiple of CORPUS_ROW_GROUP, at most ``most``."""
     even = -(-documents // shares // CORPUS_ROW_GROUP) * CORPUS_ROW_GROUP
     return max(CORPUS_ROW_GROUP, min(even, most))
 
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Context with a temporary folder, which is renamed to ``place`` at the end.
-
-    The temporary folder is removed instead after an error, or if another process has made ``place`` first.
-    """
+    """Context with a temporary folder, renamed to ``place``, or removed after an error or if that exists."""
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
@@ -85,10 +77,7 @@ def share_folder(place: Path) -> Iterator[Path]:
 
 
 def write_share(job: ShareJob, number: int) -> int:
-    """Tokenize share ``number`` (a run of documents) into its folder, unless that exists. Return ``number``.
-
-    Raises InputError if this machine does not see the job's folder, or the corpus has changed.
-    """
+    """Tokenize a share into its folder, unless that exists. Return ``number``. Raises InputError."""
     place = job.place(number)
     if place.is_dir():
         return number
@@ -120,10 +109,7 @@ def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
 
 
 def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup]:
-    """Yield the tokens of share ``number`` (a run of documents) without its first ``skip`` documents.
-
-    Raises InputError if the share's files were changed after they were written.
-    """
+    """Yield a share's tokens without its first ``skip`` documents. Raises InputError if files were changed."""
     place = job.place(number)
     flat = open_flat(place, token_type(job.tokenizer.vocab_size))
     try:
@@ -192,10 +178,7 @@ class SparkTokens:
         master: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Prepare the job. ``folder``: seen by every machine, for shares until :meth:`close` removes them.
-
-        ``master``: None for the master of Spark's configuration. ``timeout_s``: limit for Spark's start and each share.
-        """
+        """Prepare the job. ``folder``: for shares, all see it. ``master``: None: Spark's. ``timeout_s``: per share."""
         if corpus.content == "tokens":
             raise InputError(f"--engine spark: {corpus.name} holds token ids: there is nothing to tokenize")
         key = [corpus.fingerprint, corpus.documents, tokenizer.fingerprint, tokenizer.engine, tokenizer.eos_id]
@@ -206,10 +189,7 @@ class SparkTokens:
         self._lock: int | None = None
 
     def __call__(self, start: int) -> TokenGroups:
-        """Yield the tokens of all documents from number ``start`` on, in the corpus' order.
-
-        Waits for each share (a run of documents) until Spark has finished it.
-        """
+        """Yield the tokens from document ``start`` on, in order; waits for each share until Spark has made it."""
         first = start // self.job.documents
         self._open(range(first, self.job.count))
         for number in range(first, self.job.count):
@@ -283,10 +263,7 @@ class ShareWork:
 
 
 def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function for Spark's ``mapInArrow``, which tokenizes shares (runs of documents) on an executor.
-
-    It takes indices into ``missing``, a list of share numbers, and yields the numbers of the shares.
-    """
+    """Return the function for ``mapInArrow``: from indices into ``missing`` to the numbers of tokenized shares."""
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -302,10 +279,7 @@ _here: dict[str, ShareJob] = {}  # jobs of this executor by folder
 
 
 def on_executor(job: ShareJob) -> ShareJob:
-    """Return ``job`` with the location of the tokenizer's copy that Spark sent to this executor.
-
-    Raises InputError if the executor has another version of the tokenizer's library.
-    """
+    """Return ``job`` with the tokenizer that Spark sent. Raises InputError for another version of its library."""
     if job.folder not in _here:
         from pyspark import SparkFiles
 

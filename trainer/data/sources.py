@@ -1,7 +1,4 @@
-"""Reads rows of parquet columns by index, through Arrow scalars (as in the founding study) or Arrow's buffers.
-
-A source opens its files on first use, in the process that reads them.
-"""
+"""Reads rows of parquet columns by index, by Arrow's scalars (the founding study's way) or buffers."""
 
 from __future__ import annotations
 
@@ -129,10 +126,7 @@ class PaddedSource:
 
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
-    """Return a column of token lists as flat tokens (int32): a view if Arrow has it in one chunk, else a copy.
-
-    Raises InputError if it has fewer than ``rows`` rows.
-    """
+    """Return token lists as flat int32, a view if in one chunk. Raises InputError for fewer than ``rows`` rows."""
     table = _Columns([file], [column], rows).open()
     parts = [_list_part(chunk) for chunk in table.column(column).chunks if len(chunk)]
     del table  # Each part can then be freed once it is copied.

@@ -60,11 +60,7 @@ class SparkWork(Protocol):
         """JVM options for ``SPARK_SUBMIT_OPTS``, without effect on a JVM that already runs; "" for none."""
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Do the work in Spark's ``session``.
-
-        ``report(name=value)`` sends an event, of JSON values, to the process that started Spark, and restarts the time
-        limit there.
-        """
+        """Work in Spark's ``session``. ``report(name=value)`` sends JSON to the starter, and restarts its limit."""
 
 
 class SparkProcess:
@@ -99,11 +95,7 @@ class SparkProcess:
         return str(self.events[0]["master"]) if self.events else None
 
     def wait_until(self, done: Callable[[], bool], progress: Callable[[], object], unfinished: str) -> None:
-        """Wait until ``done`` returns True. Raises InputError if Spark fails, dies or takes longer than the time limit.
-
-        The time limit restarts whenever the value of ``progress`` changes. ``unfinished``: predicate for the message of
-        a timeout, such as "finished no share".
-        """
+        """Wait until ``done()``. The limit restarts when ``progress()`` changes. ``unfinished``: for its InputError."""
         changed_s, previous = time.monotonic(), progress()
         while not done():
             was_ready = bool(self.events)
@@ -189,10 +181,7 @@ def _environment(work: SparkWork) -> dict[str, str]:
 
 
 def drive(events: int, parent: int) -> None:
-    """Run the Spark driver: read the pickled work from standard input, do it, and exit.
-
-    ``events``: file descriptor to which reports are written. ``parent``: id of the process with which this one ends.
-    """
+    """Run the driver: do the pickled work of stdin. ``events``: descriptor to report to; ends with ``parent``."""
     die_with_parent(parent)
     with os.fdopen(events, "w") as pipe:
         lock = threading.Lock()

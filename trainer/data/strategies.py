@@ -1,8 +1,4 @@
-"""Tokenizes documents in one call, one call per document, or shared among threads or processes (``data.tokenize``).
-
-All return the same ids. Processes are forked, so the tokenizer is in their memory. The tokenizer libraries have no
-threads of their own (``keep_single_threaded``). Threads start with the first batch, after loader workers were forked.
-"""
+"""Tokenizes in one call, one per document, or shared among threads or forked processes (``data.tokenize``)."""
 
 from __future__ import annotations
 

@@ -55,10 +55,7 @@ class TextGroup:
 
 @dataclass(frozen=True)
 class TokenGroup:
-    """Tokens of consecutive documents, end to end, each with its end-of-document id.
-
-    ``ids``: (tokens,) in the stored type. ``lengths``: (documents,) int64.
-    """
+    """Tokens of consecutive documents (stored type), and their ``lengths`` (int64), end-of-document ids included."""
 
     ids: NDArray[Any]
     lengths: NDArray[np.int64]
@@ -93,11 +90,7 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
 
 
 def encoded_groups(groups: Iterable[TextGroup], info: TokenizerInfo, workers: int | None = None) -> TokenGroups:
-    """Yield the tokens of groups of documents, in their order.
-
-    ``workers``: threads, or processes if the engine holds Python's lock (default: one per core of this process). At
-    most ``IN_FLIGHT_BYTES`` of text and ``workers`` + 1 groups are in flight; a little more is read ahead.
-    """
+    """Yield the tokens of groups in order, by ``workers`` threads or processes; IN_FLIGHT_BYTES of text at most."""
     count = workers or len(os.sched_getaffinity(0))
     if count == 1:
         engine = load_tokenizer(info)
@@ -204,11 +197,7 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
-    """Return the documents in the data type of flat tokens (uint16 or uint32), each with its end-of-text id.
-
-    An empty document stays empty. ``text_bytes``: size of their text, UTF-8. Raises InputError for an id outside the
-    vocabulary.
-    """
+    """Return the documents in the stored type, with end-of-text ids. Raises InputError for an unknown id."""
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
         raise InputError(
             f"data.tokenizer: {info.location} gave the id {largest}, outside of its vocabulary of {info.vocab_size:,}"
@@ -274,10 +263,7 @@ def _ends(engine: Engine, text: str) -> Iterator[int]:
 
 
 def _places(text: str, start: int) -> Iterator[int]:
-    """Yield places from ``start`` on where a part of ``text`` may end: first line ends, then spaces.
-
-    Each stands alone, without other white space beside it. At most :data:`ENDS_TRIED` of each kind are looked at.
-    """
+    """Yield where a part of ``text`` may end: line ends, then spaces that stand alone, ENDS_TRIED of each."""
     for separator in ("\n", " "):
         place = start - 1
         for _ in range(ENDS_TRIED):

@@ -1,8 +1,4 @@
-"""Prepares and loads tokenizers (trained on the corpus, pretrained or SentencePiece) behind one small protocol.
-
-No tokenizer adds special tokens by itself. A document's tokens are the tokens of its text and the end-of-document id,
-if the tokenizer has one (see :func:`document_tokens`).
-"""
+"""Prepares and loads tokenizers behind one protocol. Only an end-of-document id is added to a text's tokens."""
 
 from __future__ import annotations
 
@@ -54,11 +50,7 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return the description of the tokenizer, including its engine (the library that encodes).
-
-    The tokenizer is trained or imported if it is not in the cache. Raises InputError if that fails, or if ``corpus``
-    holds token ids that the tokenizer does not have.
-    """
+    """Return the tokenizer, trained or imported if not cached, and its engine. Raises InputError."""
     keep_single_threaded()
     if corpus.pretokenized:
         info = _of_pretokenized(config, corpus, Path(corpus.pretokenized[0]))
@@ -69,10 +61,7 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
-    """Return the tokenizer of the tokens in ``folder``.
-
-    Raises InputError if the folder has no tokenizer and ``config`` gives none, or if ``config`` gives another.
-    """
+    """Return the tokenizer of ``folder``'s tokens. Raises InputError if it has none, or ``config`` another."""
     manifest = read_manifest(folder)
     if config.train is None:
         info = _named(config, corpus)
@@ -144,11 +133,7 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return ``info`` with the engine (the library that encodes) that ``config`` requests or a comparison chooses.
-
-    Raises InputError if ``config.special_tokens_in_text`` cannot be followed: the library encodes them otherwise, or
-    they are to be refused and the corpus has some.
-    """
+    """Return ``info`` with the engine asked for or chosen. Raises InputError for special tokens in the text."""
     policy, own_library = config.special_tokens_in_text, info.library
     fixed = _FIXED_POLICY.get(own_library, policy)
     if policy not in (None, "refuse", fixed):
@@ -180,10 +165,7 @@ def keep_single_threaded() -> None:
 
 
 def engine(kind: str, location: str) -> str:
-    """Return name and version of the tokenizer's own library, such as ``tokenizers 0.21.0``, without importing it.
-
-    ``kind`` and ``location`` (path of its file or folder) determine the library.
-    """
+    """Return name and version of the tokenizer's own library, such as ``tokenizers 0.21.0``, without import."""
     fast = location.endswith(".json")
     library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
     return f"{library} {version(library)}"

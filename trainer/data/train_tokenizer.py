@@ -39,11 +39,7 @@ _MAX_LINE_BYTES = 4_000  # sentencepiece's trainer drops longer lines
 
 
 def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
-    """Train a tokenizer of ``kind`` on a sample of the corpus. Write ``tokenizer.json`` and its facts into ``folder``.
-
-    The same sample gives the same BPE and WordPiece. The library's unigram trainer is not repeatable to the last digit.
-    Giant words are left out, with one line on stderr. Raises InputError if nothing else is left.
-    """
+    """Train ``kind`` on a sample without giant words; write tokenizer.json and facts. InputError if none is left."""
     from tokenizers.models import BPE
 
     # Any model will do: it does not change where words end.
@@ -67,10 +63,7 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
 
 
 def save(tokenizer: Any, folder: Path) -> None:
-    """Write ``tokenizer`` (of the library `tokenizers`) as tokenizer.json into ``folder``.
-
-    Used instead of the library's own ``save``, which raises a bare Exception for a full disk.
-    """
+    """Write tokenizer.json; the library's own ``save`` raises a bare Exception for a full disk."""
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
@@ -121,10 +114,7 @@ def write_facts(
 
 
 def largest_id(vocabulary: dict[str, int], name: str) -> int:
-    """Return the largest id in ``vocabulary`` (token -> id). ``name``: the tokenizer's name in errors.
-
-    Raises InputError if the vocabulary is empty, or the id is not below :data:`MAX_VOCABULARY`.
-    """
+    """Return the largest id. Raises InputError, naming ``name``, if there is none below MAX_VOCABULARY."""
     if not vocabulary:
         raise InputError(f"data.tokenizer: the vocabulary of {name} is empty")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
@@ -184,11 +174,7 @@ def _train_byte_level(kind: str, texts: list[str], vocab_size: int) -> Any:
 
 
 def _train_wordpiece(texts: list[str], vocab_size: int) -> Any:
-    """Return a WordPiece tokenizer trained on ``texts``, over BERT's pre-tokenization, with case kept.
-
-    The trainer numbers its ``##x`` pieces in the order of a hash map, which differs between processes. Passing the
-    whole alphabet as special tokens fixes the order. The model is then rebuilt without them being special.
-    """
+    """Return a WordPiece over BERT's pre-tokenization, with an alphabet that fixes the order of its ``##x`` pieces."""
     from tokenizers import AddedToken, models, trainers
 
     learning = _bert(models.WordPiece(unk_token=UNKNOWN))
@@ -217,11 +203,7 @@ def _commonest_characters(texts: Iterator[str], most: int) -> list[str]:
 
 
 class WithoutGiants:
-    """Iterates over texts without their giant words (over LONGEST_WORD_BYTES); ``left_out`` counts these.
-
-    Training time grows with the square of a word's length: a word of 200,000 letters (a genome, an encoded picture)
-    takes 8 to 14 s. Encoding is linear.
-    """
+    """Iterates over texts without giant words, whose training time is quadratic; ``left_out`` counts these."""
 
     def __init__(self, texts: Iterable[str], tokenizer: Any) -> None:
         """Keep the texts. ``tokenizer``: its normalizer and pre-tokenizer define where words end."""

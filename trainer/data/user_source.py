@@ -57,10 +57,7 @@ MOST_DRAWN = 100_000
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a user's dataset. Each call of ``begin`` starts an epoch and yields the item indices of each batch.
-
-    ``batches``: number of batches per epoch; None: unknown.
-    """
+    """Order of a user's dataset: ``begin`` starts an epoch of item indices; ``batches`` per epoch (None: unknown)."""
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None
@@ -126,10 +123,7 @@ def _length_of(sampler: Any) -> int | None:
 
 
 class Randomness:
-    """Context in which torch (CPU), numpy and ``random`` draw from states of its own, seeded with ``seed``.
-
-    Afterwards the process has its previous states again. The next ``with`` continues the context's states.
-    """
+    """Context with its own states of torch (CPU), numpy and ``random``, from ``seed``, restored afterwards."""
 
     def __init__(self, seed: int) -> None:
         self._others = _random_states()
@@ -148,10 +142,7 @@ class Randomness:
         _set_random_states(self._others)
 
     def pass_on(self) -> None:
-        """Give the process the context's states of numpy and ``random``; torch's state stays.
-
-        A user's code may have seeded these states within the context.
-        """
+        """Give the process the context's states of numpy and ``random``, which a user's code may have seeded."""
         _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
 
 
@@ -180,10 +171,7 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """Open the source. ``marked``: False to record no spans. ``start``: position to continue from.
-
-        ``shifted``: True for a causal model, False for a masked LM (see :func:`as_batch`).
-        """
+        """Open the source. ``marked``: with spans. ``shifted``: causal, see :func:`as_batch`. ``start``: position."""
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
@@ -254,10 +242,7 @@ class UserPipeline:
         return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
-        """Set up this process as a DataLoader's worker: torch's worker info, and the user's worker_init_fn.
-
-        ``reseed``: True to seed torch, numpy and ``random`` first, as a DataLoader seeds its workers.
-        """
+        """Set up torch's worker info and the user's worker_init_fn; ``reseed``: seed first, as a DataLoader does."""
         if reseed:  # same seeding as torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)
@@ -359,12 +344,7 @@ class UserPipeline:
 
 
 def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -> Batch:
-    """Convert ``made``, the return value of the user's collate function, to a Batch.
-
-    ``name``: name of the user's source in errors. ``shifted``: True for a causal model, which predicts each label from
-    the position before it; False for a masked LM, whose batches must have labels. Raises InputError for an unknown
-    form.
-    """
+    """Convert the user's collated batch; InputError, naming ``name``, for an unknown form or (masked) no labels."""
     if isinstance(made, Batch):
         return made
     if not shifted and not (hasattr(made, "keys") and made.get("labels") is not None):

@@ -21,11 +21,7 @@ from trainer.user_code import find, own_files
 
 
 def main(key: str | None = None, name: str = "") -> int:
-    """Make a first batch of the data source whose configuration is on standard input (JSON).
-
-    With ``key`` only import the function ``name`` (MODULE:FUNCTION); ``key``: its configuration key, for errors. Print
-    the result or the error as JSON, and end the process with exit code 0.
-    """
+    """Print the first batch's facts for the configuration of stdin, or import ``name`` alone; errors are JSON."""
     folder = Path.cwd()  # The user's code may change it.
     out = os.dup(1)
     os.dup2(2, 1)

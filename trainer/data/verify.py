@@ -1,8 +1,4 @@
-"""Proves that tokenizing on the fly and reading pretokenized files give identical batches.
-
-It tokenizes every document again and compares it with all pretokenized files. Then it runs every data path for one
-epoch in order and compares it, batch by batch, with an independent and deliberately simple construction.
-"""
+"""Proves that tokenizing on the fly and reading pretokenized files give identical batches, by plain Python."""
 
 from __future__ import annotations
 
@@ -55,12 +51,7 @@ class _DifferenceError(Exception):
 
 
 def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: None)) -> VerifyReport:
-    """Compare all data paths (ways to make batches, from text or token files) on the corpus of ``config``.
-
-    They share its tokenizer, sequence length and batch size. Return the numbers of documents, tokens and batches
-    compared, and the first difference. It takes about five tokenizations of the corpus. ``shown(stage, documents)``:
-    returns a context manager for one stage, which gives a function that reports progress.
-    """
+    """Compare all data paths for ``config``. Return counts and the first difference. ``shown``: shows a stage."""
     corpus = by_row(prepare_corpus(config.corpus), "harness data verify")
     info = prepare_tokenizer(config.tokenizer, corpus)
     pretokenized = {}
@@ -150,11 +141,7 @@ def _compare_documents(
 def _compare_epoch(
     name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, progress: Progress
 ) -> tuple[int, int]:
-    """Compare the batches of one epoch with rows that plain Python code makes of ``whole``, the token lists.
-
-    ``name``: the data path, for errors. Return (batches compared, tokens left over at the end of the epoch). Raises
-    _DifferenceError at the first difference.
-    """
+    """Compare an epoch of a path with rows made of ``whole``. Return (batches, tokens left over), or raise."""
     packed, length = is_packed(config), config.sequence_length
     batches = tokens = expected = 0
 

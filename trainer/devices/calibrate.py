@@ -1,9 +1,4 @@
-"""Measures the rates of this CPU once, and caches them as a device profile.
-
-Matrix products and memory copies are timed, even if other processes use the CPU. A CPU's theoretical peak is not
-useful: clocks depend on the instructions, and bf16 may be emulated. So the peak of a CPU profile is the best *measured*
-rate, and is marked so. An MFU against it compares with a plain matrix product of this torch, not with the silicon.
-"""
+"""Measures the rates of this CPU once, and caches them as a device profile, of which the peak is measured."""
 
 from __future__ import annotations
 
@@ -60,10 +55,7 @@ class Timing(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Measured rate of ``what`` in FLOP/s or bytes/s, and the number of calls.
-
-    ``waited``: share of the fastest calls' time in which threads were ready but without a core.
-    """
+    """Rate of ``what`` in FLOP/s or bytes/s. ``waited``: share of its time that threads waited for a core."""
 
     per_s: float
     what: str
@@ -72,10 +64,7 @@ class Rate(NamedTuple):
 
 
 def measure(threads: int, effort: Effort) -> dict[str, Rate]:
-    """Return the rates of this CPU with ``threads`` threads of torch, by name.
-
-    ``fp32`` and ``bf16``: the fastest of several matrix products, FLOP/s. ``copy``: a copy in memory, bytes/s.
-    """
+    """Return the rates of ``threads`` threads: ``fp32``, ``bf16`` (best product, FLOP/s), ``copy`` (bytes/s)."""
     import torch
 
     threads_before = torch.get_num_threads()
@@ -114,10 +103,7 @@ def _copy(size_bytes: int) -> Work:
 
 
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
-    """Return the fastest product of all sizes and :data:`LAYOUTS`. ``products``: yields those of a size.
-
-    A product is skipped if the time of the same layout at a smaller size predicts more than :data:`LONGEST_S` for it.
-    """
+    """Return the fastest product of all sizes. Skip a layout that a smaller size predicts above LONGEST_S."""
     rates: list[tuple[float, Work]] = []
     seconds: dict[int, tuple[int, float]] = {}  # key: layout; value: the last size and its time
     for size in sorted(effort.sizes):
@@ -133,10 +119,7 @@ def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
 
 
 def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
-    """Return the rate of each computation, by name. All are timed once in each round.
-
-    There are at least ``effort.rounds``. More follow, until ``effort.timeout_s``, while other processes use the cores.
-    """
+    """Return rates by name, all timed once a round, for ``effort.rounds`` and more while cores are shared."""
     timings: dict[str, list[Timing]] = {name: [] for name in works}
     start = time.perf_counter()
     rounds = 0
@@ -151,10 +134,7 @@ def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Ra
 
 
 def rate_of(work: Work, timings: list[Timing], threads: int) -> Rate:
-    """Return the rate of ``work``, by the median of its :data:`FASTEST` fastest timings.
-
-    ``threads``: number of threads that computed; the time for which they waited for a core is divided among them.
-    """
+    """Return the rate by the median of the FASTEST timings; ``threads`` share the time waited for a core."""
     kept = sorted(timings)[:FASTEST]
     waited = sum(timing.waited_s for timing in kept) / (threads * sum(timing.wall_s for timing in kept))
     return Rate(work.amount / median(timing.wall_s for timing in kept), work.what, len(timings), waited)
@@ -168,10 +148,7 @@ def _timed(call: Callable[[], Any]) -> Timing:
 
 
 def _run_delay_s() -> float:
-    """Return the seconds that threads of this process were ready but without a core, summed over all living threads.
-
-    Each thread counts from its start. Return 0 on other systems than Linux.
-    """
+    """Return the seconds that living threads waited for a core since they began; 0 on others than Linux."""
     total_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
@@ -185,10 +162,7 @@ EFFORT = Effort()
 
 
 def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
-    """Measure this CPU with ``threads`` threads of torch, write its profile to the cache, and return it.
-
-    ``effort``: amount of measuring; None: :data:`EFFORT`.
-    """
+    """Measure this CPU with ``threads`` threads of torch, write its profile to the cache, and return it."""
     content = _content(threads, measure(threads, effort or EFFORT))
     profile = DeviceProfile.model_validate(content)
     path = profile_path(threads)
@@ -200,10 +174,7 @@ def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
 
 
 def cpu_profile(threads: int) -> DeviceProfile | None:
-    """Return the cached profile of this CPU for ``threads`` threads and the installed version of torch.
-
-    Return None if it was not measured, or its file is damaged.
-    """
+    """Return the cached profile for ``threads`` threads and this torch; None if missing or damaged."""
     path = profile_path(threads)
     try:
         return read_profile(path) if path.is_file() else None
@@ -290,10 +261,7 @@ def _disturbed(rates: dict[str, Rate]) -> list[str]:
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """Peak rate, price and their source for a device at one precision, from its profile.
-
-    Without a known peak all fields are None but ``profile_reason``, the reason.
-    """
+    """Peak, price and sources at one precision; without a known peak only ``profile_reason`` is given."""
 
     profile: str | None = None  # name of the profile
     profile_reason: str | None = None  # reason for a missing profile
@@ -305,10 +273,7 @@ class ProfileFacts:
 
 
 def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> ProfileFacts:
-    """Return the peak and price of the device called ``device_name``, from its profile.
-
-    ``device_is_cpu``: True for this CPU, whose profile was measured with ``threads`` threads.
-    """
+    """Return peak and price of a device, or of this CPU, measured with ``threads`` threads, by its profile."""
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())

@@ -23,11 +23,7 @@ Convention = Literal["palm", "causal-half", "non-embedding"]
 
 
 def parameters(shape: Shape) -> int:
-    """Return the number of trainable parameters.
-
-    GPT-2 and DistilBERT tie the output projection to the input embedding, Llama does not. DistilBERT has a masked-LM
-    head: one more matrix and norm, and a bias for each token id.
-    """
+    """Return the number of trainable parameters. GPT-2 and DistilBERT tie the output projection, Llama does not."""
     if shape.counted is not None:
         return shape.counted.parameters
     width, head_dim = shape.width, shape.width // shape.heads
@@ -249,10 +245,7 @@ def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision
 
 
 def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kernels:
-    """Return the kernel durations of an emulated device: configured ones, else by the roofline of ``profile``.
-
-    All are divided by the configured factor ``device.speed``.
-    """
+    """Return kernel durations, configured or by ``profile``'s roofline, divided by ``device.speed``."""
     device = config.compute.emulated
     assert device is not None
     data, precision = config.data, config.compute.precision
@@ -280,10 +273,7 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
 
 
 def _copied_bytes(config: TrainerConfig) -> int:
-    """Return the bytes copied to the device per micro-batch: ids, labels, and a mask for padded rows of a masked LM.
-
-    A causal model needs no mask, because its padding follows the text. A user's own source counts as without padding.
-    """
+    """Return bytes copied per micro-batch: ids, labels, and the mask of a masked LM's padded rows."""
     padded = config.data.source is None and config.data.path.endswith("-padded")
     return (3 if padded and objective_of(config.model) == "masked" else 2) * tensor_bytes(config)
 

@@ -1,8 +1,4 @@
-"""Loads device profiles: peak rates and bandwidths, each with its source (profiles/devices/*.yaml, or a user's file).
-
-Peaks are *dense*. NVIDIA's datasheets also print rates with 2:4 structured sparsity, twice as high, which no dense
-model reaches. A device without a profile has no peak: there is no fallback, and MFU stays unknown.
-"""
+"""Loads device profiles: dense peak rates and bandwidths, each with its source (profiles/devices, or a user's)."""
 
 from __future__ import annotations
 
@@ -55,10 +51,7 @@ class _ProfileLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Mapping[str, object]:
-    """Return the mapping in the YAML file ``path``. Raises InputError if it cannot be read.
-
-    Also raises InputError for a key that contains "sparse" or "sparsity", because all rates must be dense.
-    """
+    """Return the mapping in ``path``. Raises InputError, also for a key with "sparse": rates are dense."""
     try:
         with path.open("rb") as file:  # A device such as /dev/zero never ends.
             text = file.read(MAX_PROFILE_BYTES + 1)
@@ -121,10 +114,7 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
-    """Return the allowed keys of the section of ``model`` at ``place``.
-
-    Empty if ``place`` is not a section, or is a table by dtype.
-    """
+    """Return the allowed keys of ``model``'s section at ``place``; empty for a table by dtype or no section."""
     section: type[BaseModel] | None = model
     inside_table = False
     for part in place:
@@ -348,9 +338,5 @@ def find_profile(device_name: str) -> DeviceProfile | None:
 
 
 def matmul_dtype(precision: str) -> str:
-    """Return the dtype in which the matrix units compute at a ``compute.precision``.
-
-    fp32 is fp32 on CUDA too: torch leaves TF32 off for matrix products unless the precision is tf32.
-    bf16 (autocast) and pure-bf16 both multiply in bf16.
-    """
+    """Return the dtype of matrix products: bf16 for both bf16 precisions, fp32 without TF32, as torch has it."""
     return {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16"}.get(precision, "bf16")

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from trainer import telemetry
 from trainer.compute.build import build_compute
-from trainer.compute.emulated import DeviceQueue, EmulatedCompute, assumptions, last_end_ns
+from trainer.compute.emulated import DeviceQueue, EmulatedCompute, RepeatedRows, assumptions, last_end_ns
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
+from trainer.data.position import Position
 from trainer.devices.estimates import flops_per_token, kernels, parameters
 from trainer.devices.profiles import load_profile
 from trainer.errors import InputError
@@ -206,20 +207,6 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
         assert "pure-bf16" in said
 
 
-def test_an_unknown_profile_and_a_missing_rate_are_refused() -> None:
-    with pytest.raises(InputError, match="gh200"):
-        build(config({"emulated": "gh20"}))
-
-
-def test_what_was_assumed_is_reported() -> None:
-    device = {"emulated": "gh200", "matmul_efficiency": 0.48, "kernels": {"h2d_ms": 1}}
-    settings = config(device, model={"preset": "llama-1b"})
-    said = assumptions(settings, resolve_shape(settings.model, 1000, settings.data.sequence_length))
-    assert "48% of the dense peak" in said
-    assert "h2d 1 ms (fixed)" in said
-    assert "memory at 90% of" in said
-
-
 def test_catching_up_leaves_one_step_on_the_device(log: Log) -> None:
     fixed = {"h2d_ms": 0, "forward_ms": 1, "backward_ms": 1, "norm_ms": 0, "optimizer_ms": 1}
     settings = config({"emulated": "gh200", "kernels": fixed}, log_every=1000, compute={"check_finite": False})
@@ -239,9 +226,7 @@ def test_catching_up_leaves_one_step_on_the_device(log: Log) -> None:
 
 
 @given(st.integers(0, 500), st.integers(0, 100), st.integers(0, 30), st.integers(1, 20), st.integers(0, 40))
-def test_kernels_start_when_launched_and_the_device_is_free(
-    free: int, since: int, between: int, count: int, each: int
-) -> None:
+def test_kernels_start_when_launched_and_the_device_is_free(free, since, between, count, each) -> None:
     """The closed form against the recursion that it stands for."""
     done = free
     for kernel in range(count):
@@ -291,3 +276,54 @@ def test_padded_rows_of_a_masked_model_are_copied_with_their_mask(model: str, pa
     shape = resolve_shape(config.model, 1024, 128)
     copied_bytes = kernels(config, shape, profile).h2d_ms / 1e3 * profile.link_bandwidth_bytes_per_s * 0.9
     assert copied_bytes == pytest.approx(tensors * 4 * 128 * 8)
+
+
+def numbered(number: int, position: Position | None = None, rows: int = 4) -> Batch:
+    ids = torch.randint(0, 50_000, (rows, 32), generator=torch.Generator().manual_seed(number))
+    return Batch(ids, ids, None, ids.numel(), ids.numel(), rows, position=position)
+
+
+def counts(batches: list[Batch], *, by_epoch: bool = False) -> tuple[int, ...]:
+    rows = RepeatedRows(by_epoch=by_epoch)
+    for one in batches:
+        rows.add(one)
+    return rows.counts
+
+
+def test_a_batch_that_comes_four_times_is_new_once() -> None:
+    assert counts([numbered(number) for number in range(8)]) == (0,) * 6
+    assert counts([numbered(number // 4) for number in range(8)]) == (0, 0, 0, 4, 12, 24)
+
+
+def test_rows_count_one_by_one_whatever_batch_they_come_in() -> None:
+    whole = torch.cat([numbered(number).input_ids for number in (0, 1)])
+    other = Batch(whole[torch.randperm(8)], whole, None, whole.numel(), whole.numel(), 8)
+    assert counts([numbered(0), numbered(1), other])[-1] == 8
+
+
+def test_a_corpus_serves_each_document_again_in_the_next_epoch() -> None:
+    """8 documents, 4 a batch: the last batch of an epoch belongs to it."""
+    batches = [numbered(number % 2, Position(0, 4 * (number + 1), 0, number + 1, per_epoch=8)) for number in range(4)]
+    assert counts(batches, by_epoch=True) == (0,) * 5
+    assert counts(batches)[-1] == 8
+
+
+def test_only_a_device_without_losses_counts_them() -> None:
+    counted = []
+    for device in ({"emulated": "gh200", "matmul_efficiency": 0.5}, "cpu"):
+        config = TrainerConfig.model_validate(
+            {"compute": {"device": device, "inject": {"forward_ms": 0.01}}, "model": {"layers": 1, "width": 32}}
+        )
+        compute = build_compute(config, tokenizer_vocab_size=1000)
+        compute.begin_step(0)
+        for _ in range(2):
+            compute.to_device(numbered(0))
+        counted.append(compute.repeated_rows())
+    assert counted == [(0, 0, 0, 4), None]
+
+
+def test_what_was_assumed_is_reported() -> None:
+    device = {"emulated": "gh200", "matmul_efficiency": 0.48, "kernels": {"h2d_ms": 1}}
+    settings = config(device, model={"preset": "llama-1b"})
+    said = assumptions(settings, resolve_shape(settings.model, 1000, settings.data.sequence_length))
+    assert all(part in said for part in ("48% of the dense peak", "h2d 1 ms (fixed)", "memory at 90% of"))

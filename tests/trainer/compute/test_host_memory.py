@@ -37,6 +37,7 @@ def faults(how: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_pages_are_found_again() -> None:
     assert faults("kept") < 100
@@ -65,6 +66,7 @@ print(sum(now - then > 1000 for then, now in itertools.pairwise(faults[40:])))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_a_step_leaves_nothing_behind_that_lies_in_the_way_of_the_next_one(tmp_path: Path) -> None:
     """Losses were kept as tensors until they were logged: most steps took some thousand pages more."""

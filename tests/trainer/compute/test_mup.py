@@ -76,7 +76,9 @@ def coordinates(model: dict[str, Any], width: int) -> dict[str, float]:
     return {name: float((kept[name][0] - before[name]).abs().mean()) for name in before}
 
 
-FAMILIES = ({"preset": "gpt2-tiny"}, {"preset": "llama-tiny", "kv_heads": 2})
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+GPT2, LLAMA = {"preset": "gpt2-tiny"}, {"preset": "llama-tiny", "kv_heads": 2}
+FAMILIES = (GPT2, pytest.param(LLAMA, marks=AT_NIGHT))
 
 
 def growth(model: dict[str, Any]) -> dict[str, float]:
@@ -90,7 +92,7 @@ def growth(model: dict[str, Any]) -> dict[str, float]:
     return slopes
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one["preset"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_coordinate_check(family: dict[str, Any]) -> None:
     """What training does to an activation grows with the width in the usual parametrization, and not under mup."""
     usual, mup = growth(family), growth({**family, "mup": {"base_width": 64}})
@@ -102,7 +104,7 @@ def test_coordinate_check(family: dict[str, Any]) -> None:
     assert abs(mup["lm_head"]) < 0.2  # -0.06 to -0.09: neither grows nor vanishes
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one["preset"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_at_the_base_width_it_is_the_usual_training_to_the_last_bit(family: dict[str, Any]) -> None:
     model = {**family, "width": 64}
     usual = trained(built(model))
@@ -110,8 +112,10 @@ def test_at_the_base_width_it_is_the_usual_training_to_the_last_bit(family: dict
     assert trained(built({**model, "mup": {"base_width": 32}})) != usual
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one["preset"])
-@pytest.mark.parametrize("base_heads", [None, 1])
+@pytest.mark.parametrize(
+    ("family", "base_heads"),
+    [(GPT2, None), (LLAMA, 1), *(pytest.param(*one, marks=AT_NIGHT) for one in ((GPT2, 1), (LLAMA, None)))],
+)
 def test_it_trains_as_the_paper_s_multipliers_do(family: dict[str, Any], base_heads: int | None) -> None:
     """Table 8 as it stands: a factor behind the last norm, attention by 1 / d, and learning rates by kind of weight."""
     m, rate, decay = 4.0, 1e-3, 0.1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-import harness.launch.study as launch
 from tests.commands import harness
 from trainer.compute.build import build_compute
-from trainer.compute.torch_compute import TorchCompute, loss_of
+from trainer.compute.torch_compute import loss_of
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.errors import InputError
@@ -46,12 +42,8 @@ def broken(): raise RuntimeError("no weights\\nthere")
 
 
 @pytest.fixture(autouse=True)
-def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "own_model.py").write_text(CODE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("own_model", None)
+def own_code(own_module) -> None:
+    own_module("own_model", CODE)
 
 
 def config(function: str, **keys: Any) -> TrainerConfig:
@@ -90,7 +82,6 @@ def test_its_weights_are_drawn_from_the_seed_of_the_run() -> None:
 def test_a_batch_without_labels_trains_nothing(model: dict[str, object]) -> None:
     asked = {"model": model | {"vocab_size": 32}, "compute": {"device": "cpu", "threads": 1}}
     compute = build_compute(TrainerConfig.model_validate(asked), 0)
-    assert isinstance(compute, TorchCompute)
     nothing = replace(batch(), labels=torch.full((2, 8), IGNORED), trained_tokens=0)
     loss = compute.forward(nothing)
     compute.backward(loss)
@@ -105,9 +96,7 @@ def test_a_batch_without_labels_trains_nothing(model: dict[str, object]) -> None
     ({"preset": "gpt2-tiny", "layers": 1, "vocab_size": 32}, -1, "gives the id -1, but model.vocab_size is 32"),
     ({"factory": "own_model:make"}, 77, "gives ids from 2 to 77, of which own_model:make may not have all: an"),
 ])  # fmt: skip
-def test_an_id_of_the_users_source_that_the_model_does_not_have_is_one_line(
-    model: dict[str, object], first: int, problem: str
-) -> None:
+def test_an_id_of_the_users_source_that_the_model_does_not_have_is_one_line(model, first, problem) -> None:
     asked = {"model": model, "data": {"source": "own_model:data"}, "compute": {"device": "cpu", "threads": 1}}
     compute = build_compute(TrainerConfig.model_validate(asked), 0)
     ids = batch().input_ids + 1
@@ -178,34 +167,6 @@ base:
 arms: {text: {}, tokens: {data.path: tokens-padded}}
 repeats: 2
 """
-
-
-@pytest.mark.slow
-def test_a_study_of_a_model_of_ones_own_whose_code_changes_between_two_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own.yaml").write_text(SCENARIO)
-    (tmp_path / "own_model.py").write_text("import own_parts\n" + CODE)
-    (tmp_path / "own_parts.py").touch()
-    run_block = launch.run_block
-
-    def run_block_and_change(*given: Any) -> None:
-        run_block(*given)
-        (tmp_path / "own_parts.py").write_text("more = 1\n")
-
-    monkeypatch.setattr(launch, "run_block", run_block_and_change)
-    done = harness("run", "own.yaml", cwd=tmp_path)
-    assert done.returncode == 1, done.stderr[-3000:]
-    (study,) = (tmp_path / "results" / "own-model").iterdir()
-    facts = json.loads((study / "runs" / "text" / "0" / "run.json").read_text())["facts"]
-    assert facts["parameters"] == 512 * 16 + 16 * 512 + 512
-    assert facts["flops_per_token"] is None
-    assert facts["vocab_size"] == 512
-    fingerprints = json.loads((study / "study.json").read_text())["fingerprints"]
-    assert fingerprints["code of model.factory own_model:make"] == facts["model_fingerprint"]
-    errors = [json.loads((study / "runs" / "text" / str(block) / "run.json").read_text())["error"] for block in (0, 1)]
-    assert errors[0] is None
-    assert errors[1].startswith("the code of model.factory own_model:make changed since the study began (")
 
 
 def test_an_emulated_device_has_no_times_for_it(tmp_path: Path) -> None:

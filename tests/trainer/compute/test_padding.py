@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,12 +38,8 @@ STEPS = 4
 
 
 @pytest.fixture(autouse=True)
-def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "own_padding.py").write_text(CODE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("own_padding", None)
+def own_code(own_module) -> None:
+    own_module("own_padding", CODE)
 
 
 def config(side: str, **model: object) -> TrainerConfig:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Event
 from pathlib import Path
-from socket import socket
 from time import monotonic_ns
 from typing import Any
 
@@ -94,9 +91,7 @@ def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None, flo
     return recorder, digest, copied
 
 
-def serve(
-    number: int, corpus: str, ports: dict[str, int], places: dict[str, socket], answers: Connection, go: Event
-) -> None:
+def serve(number, corpus, ports, places, answers, go) -> None:
     """Rank ``number``: each arm in turn, parameters that differ, then passes; rank 1 waits in its own for ``go``.
 
     ``places``: the sockets at ``ports``, of rank 0.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from time import monotonic_ns, sleep
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +20,6 @@ from harness.study.tables import read_table
 from tests.trainer.data.own_queue import own_queue
 from tests.trainer.data.recorder import attach_in_worker
 from trainer import telemetry
-from trainer.config import DataConfig
 from trainer.data.arrivals import Arrivals
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
@@ -65,8 +62,6 @@ def test_a_batch_that_came_before_its_turn_has_its_own_times() -> None:
         found.append(arrivals())
         assert arrivals() is None, "handed out once"
     (first, second), loaded = found, LOADED_NS
-    assert first is not None
-    assert second is not None
     times = (asked_ns, second.arrived_ns, loaded[0], second.unpacked_ns, first.arrived_ns, loaded[1], first.unpacked_ns)
     assert list(times) == sorted(times)
     assert first.unpacked_ns <= got_ns
@@ -84,11 +79,9 @@ def test_of_a_thread_that_pins_a_batch_arrives_when_it_is_taken_from_it() -> Non
     assert pinned.get(timeout=240) == (1, "another")
     iterator._rcvd_idx = 2
     another = arrivals()
-    assert another is not None
     assert another.waited
     iterator._rcvd_idx = 1
     found = arrivals()
-    assert found is not None
     assert put_ns <= found.arrived_ns <= found.unpacked_ns <= another.arrived_ns
     assert not found.waited
 
@@ -111,10 +104,8 @@ def test_a_torch_without_such_queues_is_left_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["dataloader", "ring"])
-def test_every_batch_of_workers_has_a_span_before_the_end_of_its_fetch(
-    make_config: Callable[..., DataConfig], tmp_path: Path, transport: str
-) -> None:
+@pytest.mark.parametrize("transport", ["dataloader", pytest.param("ring", marks=pytest.mark.nightly)])
+def test_every_batch_of_workers_has_a_span_before_the_end_of_its_fetch(make_config, tmp_path, transport) -> None:
     config = make_config(workers=2, transport=transport)
     recorder = StepRecorder()
     with open_batches(config, prepare(config), seed=5, worker_init=attach_in_worker) as batches:
@@ -130,7 +121,6 @@ def test_every_batch_of_workers_has_a_span_before_the_end_of_its_fetch(
             telemetry.attach(None)
     RunTables(recorder, tmp_path, 1, 1, 0).write()
     table = read_table(tmp_path / "spans.parquet", SPAN_COLUMNS)
-    assert table is not None
     rows = table.to_pylist()
     fetches = {row["batch"]: row for row in rows if row["name"] == "fetch"}
     built = {row["batch"]: row["end_ns"] for row in rows if row["name"] == "pack"}

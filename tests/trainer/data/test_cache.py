@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,24 +71,6 @@ def test_builders_at_the_same_time_agree_on_one_folder(fresh_cache: Path) -> Non
     assert len(list((fresh_cache / "kind").iterdir())) == 1
 
 
-def test_a_damaged_memory_is_made_again(fresh_cache: Path) -> None:
-    assert cache.remember("fact", 1, lambda: [1, 2]) == [1, 2]
-    assert cache.remember("fact", 1, lambda: [3]) == [1, 2]
-    (file,) = (fresh_cache / "facts").iterdir()
-    file.write_text("{")
-    assert cache.remember("fact", 1, lambda: [3]) == [3]
-
-
-@pytest.mark.usefixtures("fresh_cache")
-def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.write_text("same")
-    two.write_text("same")
-    assert cache.file_fingerprint(one) == cache.file_fingerprint(two)
-    two.write_text("else!")
-    assert cache.file_fingerprint(one) != cache.file_fingerprint(two)
-
-
 def damaged(path: Path, content: bytes) -> None:
     """Change a file so that neither its size nor its time shows it."""
     before = path.stat()
@@ -144,40 +124,59 @@ def to_folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("name", ["one", cache.DIGESTS])
+def to_file(made: Path) -> None:
+    shutil.rmtree(made)
+    made.write_text("a file")
+
+
+def to_other(made: Path, kind: str) -> None:
+    """Put another entry in its place, and the entry itself under no other name."""
+    other = cache.folder(kind, 2, lambda to: (to / "one").write_text("other"))
+    shutil.rmtree(made)
+    other.rename(made)
+
+
+def to_earlier(made: Path, digests: bool) -> None:
+    """Leave what an earlier version wrote, without the entry's key, so that it may be any."""
+    known = json.loads((made / cache.DIGESTS).read_text())
+    del known[cache.ENTRY]
+    (made / cache.ENTRY).unlink()
+    (made / cache.DIGESTS).unlink()
+    if digests:
+        (made / cache.DIGESTS).write_text(json.dumps(known))
+
+
+OTHER = "it is the entry of another key"
+UNREADABLE = "digests.json: not readable.*"
+
+
 @pytest.mark.parametrize(("damage", "why"), [
-    (flip, "one differs from what was written|digests.json: not readable"),
-    (lambda path: path.write_text(""), "one differs from what was written|digests.json: not readable"),
-    (to_folder, "one: Is a directory|digests.json: Is a directory"),
-    (lambda path: path.write_text("[]"), "one differs from what was written|digests.json: not an object"),
-    (lambda path: path.write_text("{}"), "(one|entry.txt) differs from what was written"),
+    (lambda made: flip(made / "one"), "one differs from what was written"),
+    (lambda made: (made / "one").write_text(""), "one differs from what was written"),
+    (lambda made: to_folder(made / "one"), "one: Is a directory"),
+    (lambda made: (made / "two").unlink(), "two is gone"),
+    (lambda made: flip(made / cache.DIGESTS), UNREADABLE),
+    (lambda made: (made / cache.DIGESTS).write_text(""), UNREADABLE),
+    (lambda made: to_folder(made / cache.DIGESTS), "digests.json: Is a directory"),
+    (lambda made: (made / cache.DIGESTS).write_text("[]"), "digests.json: not an object"),
+    (lambda made: (made / cache.DIGESTS).write_text("{}"), "entry.txt differs from what was written"),
+    (to_file, "not a folder"),
+    (lambda made: to_other(made, "kind"), OTHER),
+    (lambda made: to_other(made, "another kind"), OTHER),
+    (lambda made: to_earlier(made, True), "an earlier version wrote it, without its key"),
+    (lambda made: to_earlier(made, False), "digests.json is gone"),
 ])  # fmt: skip
-def test_a_damaged_folder_is_built_again_and_says_so(
-    fresh_cache: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], object], why: str
-) -> None:
+def test_a_damaged_folder_is_built_again_and_says_so(fresh_cache, capsys, damage, why: str) -> None:
     made = cache.folder("kind", 1, write_two)
-    damage(made / name)
+    damage(made)
     assert cache.folder("kind", 1, write_two) == made
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(rf"damaged in the cache: {made}: ({why}); built again", line)
+    assert re.fullmatch(rf"damaged in the cache: {made}: {why}; built again", line)
     assert (made / "one").read_text() == "content"
     assert {path.name for path in made.iterdir()} == {"one", "two", cache.ENTRY, cache.DIGESTS}
     cache.folder("kind", 1, write_two)
     assert capsys.readouterr().err == ""
     assert list((fresh_cache / "kind").iterdir()) == [made]
-
-
-@pytest.mark.usefixtures("fresh_cache")
-def test_a_file_in_place_of_a_folder_and_a_file_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
-    made = cache.folder("kind", 1, write_two)
-    (made / "two").unlink()
-    cache.folder("kind", 1, write_two)
-    assert "two is gone; built again" in capsys.readouterr().err
-    cache.remove(made)
-    made.write_text("a file")
-    cache.folder("kind", 1, write_two)
-    assert "not a folder; built again" in capsys.readouterr().err
-    assert (made / "two").read_text() == "more"
 
 
 @pytest.mark.usefixtures("fresh_cache")
@@ -193,21 +192,6 @@ def test_a_folder_that_is_not_what_was_asked_for_is_built_again(capsys: pytest.C
 
 
 @pytest.mark.usefixtures("fresh_cache")
-@pytest.mark.parametrize("kind", ["kind", "another kind"])
-def test_an_entry_under_another_key_or_kind_is_built_again(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    made = cache.folder("kind", 1, write_two)
-    other = cache.folder(kind, 2, lambda to: (to / "one").write_text("other"))
-    shutil.rmtree(made)
-    shutil.copytree(other, made)
-    assert cache.folder("kind", 1, write_two) == made
-    line = f"damaged in the cache: {made}: it is the entry of another key; built again\n"
-    assert capsys.readouterr().err == line
-    assert (made / "one").read_text() == "content"
-    cache.folder("kind", 1, write_two)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("fresh_cache")
 def test_a_memory_under_another_key_is_computed_again(fresh_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache.remember("fact", 1, lambda: [1])
     (one,) = (fresh_cache / "facts").iterdir()
@@ -216,31 +200,6 @@ def test_a_memory_under_another_key_is_computed_again(fresh_cache: Path, capsys:
     shutil.copy(two, one)
     assert cache.remember("fact", 1, lambda: [1]) == [1]
     assert capsys.readouterr().err.endswith("its digest is not that of its value; computed again\n")
-
-
-@pytest.mark.parametrize("digests", [True, False])
-@pytest.mark.usefixtures("fresh_cache")
-def test_an_entry_of_an_earlier_version_is_built_again(digests: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """It does not say which entry it is, so it may be any."""
-    made = cache.folder("kind", 1, write_two)
-    known = json.loads((made / cache.DIGESTS).read_text())
-    (made / cache.ENTRY).unlink()
-    (made / cache.DIGESTS).unlink()
-    if digests:
-        del known[cache.ENTRY]
-        (made / cache.DIGESTS).write_text(json.dumps(known))
-    cache.folder("kind", 1, write_two)
-    why = "an earlier version wrote it, without its key" if digests else "digests.json is gone"
-    assert capsys.readouterr().err == f"damaged in the cache: {made}: {why}; built again\n"
-
-
-@pytest.mark.usefixtures("fresh_cache")
-def test_an_earlier_version_takes_an_entry_of_this_one() -> None:
-    """It asks that digests.json has a file's name and digest for every key, and every file a key."""
-    made = cache.folder("kind", 1, write_two)
-    known = json.loads((made / cache.DIGESTS).read_text())
-    files = [path for path in made.iterdir() if path.name != cache.DIGESTS]
-    assert known == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_a_changed_memory_is_made_again_and_says_so(fresh_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

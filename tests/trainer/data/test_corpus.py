@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.trainer.data.conftest import write_parquet
+from tests.trainer.refusals import refusal
 from trainer.config import CorpusConfig
 from trainer.data import python_docs
 from trainer.data.corpus import Corpus, iter_texts, prepare_corpus
@@ -19,22 +19,11 @@ from trainer.errors import InputError
 
 
 def refused(pattern: Path | str, column: str = "text") -> str:
-    with pytest.raises(InputError) as error:
-        prepare_corpus(CorpusConfig(parquet=str(pattern), column=column))
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+    return refusal(prepare_corpus, CorpusConfig(parquet=str(pattern), column=column))
 
 
 def all_texts(corpus: Corpus) -> list[str]:
     return [text for texts in iter_texts(corpus) for text in texts]
-
-
-def test_files_of_a_glob_are_read_in_order(corpus_glob: str, texts: list[str]) -> None:
-    corpus = prepare_corpus(CorpusConfig(parquet=corpus_glob))
-    assert all_texts(corpus) == texts
-    assert (corpus.documents, corpus.empty) == (len(texts), texts.count(""))
-    assert len(corpus.files) == 3
 
 
 @pytest.mark.parametrize("limit", [1, 7, 21, 60, 1000])
@@ -84,19 +73,11 @@ BROKEN_UTF8 = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff\xfe"], pa.b
     (lambda path, _: write_parquet(path, []), "empty corpus"),
     (lambda path, _: write_parquet(path, ["", "", ""]), "empty corpus"),
 ])  # fmt: skip
-def test_a_file_that_is_no_corpus(
-    tmp_path: Path, texts: list[str], make: Callable[[Path, list[str]], object], line: str
-) -> None:
+def test_a_file_that_is_no_corpus(tmp_path, texts, make, line) -> None:
     make(tmp_path / "x.parquet", texts)
     message = refused(tmp_path / "x.parquet")
     assert line in (message.replace("-", "").upper() if line == "UTF8" else message)
     assert not line.startswith("x.parquet") or message == f"{tmp_path}/{line}"
-
-
-def test_another_column_may_be_the_text(tmp_path: Path) -> None:
-    path = tmp_path / "other.parquet"
-    pq.write_table(pa.table({"body": ["a"], "title": ["b"]}), path)
-    assert prepare_corpus(CorpusConfig(parquet=str(path), column="body")).documents == 1
 
 
 def test_nulls_are_counted_and_the_first_is_named(tmp_path: Path) -> None:

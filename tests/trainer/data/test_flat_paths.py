@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from tests.examples import examples
 from tests.trainer.data.conftest import write_parquet
 from tests.trainer.data.recorder import StageRecorder
-from tests.trainer.data.test_packing import assert_same
+from tests.trainer.data.test_packing import assert_all_same, assert_same
 from tests.trainer.data.test_position import batches_of
 from trainer import telemetry
 from trainer.config import CorpusConfig, DataConfig, DataInject, EvaluationConfig, TokenizerConfig, TrainerConfig
@@ -49,7 +49,7 @@ def rows_of(batches: list[Batch], field: str = "input_ids") -> list[list[int]]:
     return [row for batch in batches for row in getattr(batch, field).tolist()]
 
 
-@examples(20)
+@examples(10)
 @given(length=st.sampled_from([2, 7, 16, 64]), batch_size=st.integers(1, 5), seed=st.integers(0, 3))
 def test_windows_come_once_in_every_epoch(make_config: Make, length: int, batch_size: int, seed: int) -> None:
     config = make_config(path="tokens-mmap", shuffle="windows", sequence_length=length, batch_size=batch_size)
@@ -68,26 +68,26 @@ def test_windows_come_once_in_every_epoch(make_config: Make, length: int, batch_
     if 2 * count % batch_size == 0:
         assert sorted(rows[count:]) == sorted(known)
         assert rows[:count] != rows[count:] or count < 4
-    assert found[-1].position is not None
     assert found[-1].position.document == len(rows)
     assert found[-1].position.per_epoch == count
 
 
-@pytest.mark.parametrize("shuffle", ["windows", "documents"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_other_orders_go_on_after_every_batch(make_config: Make, shuffle: str, workers: int) -> None:
-    config = make_config(path="tokens-mmap", shuffle=shuffle)
+@pytest.mark.parametrize(
+    ("shuffle", "workers", "together"),
+    [
+        *((one, workers, False) for one in ("windows", "documents") for workers in (1, 3)),
+        (True, 3, True),
+        ("windows", 3, True),
+    ],
+)
+def test_other_orders_go_on_after_every_batch(make_config: Make, shuffle: object, workers: int, together: bool) -> None:
+    config = make_config(path="tokens-mmap", shuffle=shuffle, global_order=together)
     prepared = prepare(config)
     whole = batches_of(make_pipeline(config, prepared, 3, workers - 1, workers), 150 // workers)
-    last = whole[-1].position
-    assert last is not None
-    assert last.epochs is not None
-    assert last.epochs > 1
+    assert together or whole[-1].position.epochs > 1
     for number in range(0, len(whole) - 3, 5):
         resumed = make_pipeline(config, prepared, 3, workers - 1, workers, whole[number].position)
-        for left, right in zip(batches_of(resumed, 3), whole[number + 1 :], strict=False):
-            assert_same(left, right)
-            assert left.position == right.position
+        assert_all_same(batches_of(resumed, 3), whole[number + 1 :], strict=False, positions=True)
 
 
 @pytest.mark.parametrize("path", ["tokens-mmap", "tokens-padded", "text-padded"])
@@ -98,8 +98,7 @@ def test_a_computed_order_of_documents_is_the_same_on_every_path(make_config: Ma
     plain = make_config(path="text-stream" if packed else "tokens-padded", shuffle="documents")
     found = batches_of(make_pipeline(config, prepare(config), 1, 0, 1), 40)
     expected = batches_of(make_pipeline(plain, prepare(plain), 1, 0, 1), 40)
-    for left, right in zip(found, expected, strict=True):
-        assert_same(left, right)
+    assert_all_same(found, expected)
     other = config.model_copy(update={"shuffle": True})
     assert rows_of(found) != rows_of(batches_of(make_pipeline(other, prepare(other), 1, 0, 1), 40))
 
@@ -109,15 +108,12 @@ def test_a_computed_order_of_documents_is_the_same_on_every_path(make_config: Ma
     [*((*one, shuffle) for one in FLAT for shuffle in (True, False, "documents")), (*FLAT[0], "windows")],
 )
 @pytest.mark.parametrize("objective", ["causal", "masked"])
-def test_a_global_order_is_that_of_one_process(
-    make_config: Make, path: str, access: str, shuffle: object, objective: str
-) -> None:
+def test_a_global_order_is_that_of_one_process(make_config, path, access, shuffle, objective) -> None:
     config = make_config(path=path, access=access, shuffle=shuffle, global_order=True)
     prepared = prepare(config).with_objective(objective)  # type: ignore[arg-type]
     alone = batches_of(make_pipeline(config, prepared, 2, 0, 1), 60)
     plain = config.model_copy(update={"global_order": False})
-    for left, right in zip(alone, batches_of(make_pipeline(plain, prepared, 2, 0, 1), 60), strict=True):
-        assert_same(left, right)
+    assert_all_same(alone, batches_of(make_pipeline(plain, prepared, 2, 0, 1), 60))
     for workers, ranks in ((2, 1), (1, 2), (3, 2)):
         for rank in range(ranks):
             turns = [dealt_to(worker, workers, rank, ranks) for worker in range(workers)]
@@ -137,9 +133,7 @@ def test_a_global_order_is_that_of_one_process(
     shuffle=st.booleans(),
     length=st.integers(1, 6),
 )
-def test_rows_are_the_documents_of_the_share_end_to_end(
-    lengths: list[int], worker: int, shuffle: bool, length: int
-) -> None:
+def test_rows_are_the_documents_of_the_share_end_to_end(lengths, worker, shuffle, length) -> None:
     """Where a share's epoch ends, the next documents lie elsewhere, however many tokens lie between."""
     places = np.concatenate([[0], np.cumsum(lengths)])
     flat = FlatTokens(np.arange(places[-1], dtype=np.uint16), places)
@@ -151,7 +145,6 @@ def test_rows_are_the_documents_of_the_share_end_to_end(
     rows: list[int] = []
     for _ in range(6):
         stretch = plan.next(2)
-        assert stretch is not None
         pieces = [range(*one) for one in zip(stretch.sources, stretch.ends, strict=True)]
         tokens = [token for piece in pieces for token in piece]
         tokens = tokens[stretch.cut : len(tokens) - stretch.overhang]
@@ -173,27 +166,12 @@ def test_the_repeated_batch_of_a_global_order_is_the_first_one(make_config: Make
         assert_same(batches_of(make_pipeline(config, prepared, 2, worker, 3), 1)[0], first)
 
 
-@pytest.mark.parametrize("shuffle", [True, "windows"])
-def test_a_global_order_goes_on_after_every_batch(make_config: Make, shuffle: object) -> None:
-    config = make_config(path="tokens-mmap", shuffle=shuffle, global_order=True)
-    prepared = prepare(config)
-    whole = batches_of(make_pipeline(config, prepared, 0, 1, 3), 30)
-    for number in (0, 1, 7, 20):
-        resumed = make_pipeline(config, prepared, 0, 1, 3, whole[number].position)
-        for left, right in zip(batches_of(resumed, 5), whole[number + 1 :], strict=False):
-            assert_same(left, right)
-            assert left.position == right.position
-
-
 @pytest.mark.parametrize(("path", "access"), [*FLAT, ("text-stream", "zero-copy")])
 @examples(10)
 @given(length=st.sampled_from([2, 5, 16, 64]), batch_size=st.integers(1, 5))
-def test_positions_begin_anew_with_each_document_and_row(
-    make_config: Make, path: str, access: str, length: int, batch_size: int
-) -> None:
+def test_positions_begin_anew_with_each_document_and_row(make_config, path, access, length, batch_size) -> None:
     config = make_config(path=path, access=access, documents="separated", sequence_length=length, batch_size=batch_size)
     for batch in batches_of(make_pipeline(config, prepare(config), 0, 0, 1), 12):
-        assert batch.position_ids is not None
         for labels, found in zip(batch.labels.tolist(), batch.position_ids.tolist(), strict=True):
             expected: list[int] = []
             for label in labels:
@@ -213,9 +191,7 @@ def test_one_epoch_ends_with_fewer_rows_and_a_remainder(make_config: Make) -> No
 
 
 @pytest.mark.parametrize("words", [3, 400])
-def test_few_long_and_many_short_documents_are_copied_alike(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int
-) -> None:
+def test_few_long_and_many_short_documents_are_copied_alike(make_config, tmp_path, monkeypatch, words) -> None:
     texts = [" ".join(f"w{at * number % 11}" for at in range(words)) for number in range(200)]
     corpus = CorpusConfig(parquet=str(write_parquet(tmp_path / "a.parquet", texts)))
     config = make_config(path="tokens-mmap", corpus=corpus, sequence_length=128, batch_size=4)
@@ -224,20 +200,16 @@ def test_few_long_and_many_short_documents_are_copied_alike(
         monkeypatch.setattr("trainer.data.flat_pipeline.MAX_PIECES_OF_A_ROW", most)
         found[most] = batches_of(make_pipeline(config, prepare(config), 0, 0, 1), 10)
     for others in (found[MAX_PIECES_OF_A_ROW], found[10**9]):
-        for left, right in zip(found[0], others, strict=True):
-            assert_same(left, right)
+        assert_all_same(found[0], others)
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])
-def test_ids_of_a_large_vocabulary_are_widened_unsigned(
-    make_config: Make, monkeypatch: pytest.MonkeyPatch, kind: type
-) -> None:
+def test_ids_of_a_large_vocabulary_are_widened_unsigned(make_config, monkeypatch, kind) -> None:
     tokens = np.array([np.iinfo(kind).max, 1, 2, np.iinfo(kind).max - 1, 3, 4], dtype=kind)
     flat = FlatTokens(tokens, np.array([0, 2, 2, 6]))
     monkeypatch.setattr("trainer.data.flat_pipeline.open_tokens", lambda *_: flat)
     config = make_config(path="tokens-mmap", sequence_length=3, batch_size=2)
     batch = pipeline_of(config, prepare(config), ShardedSampler(3, 0, False), Injector(None, 0)).next_batch()
-    assert batch is not None
     assert batch.input_ids.tolist() == tokens.reshape(2, 3).tolist()
     assert batch.labels.tolist() == [[IGNORED, 1, IGNORED], tokens[3:].tolist()]
     assert batch.trained_tokens == 3
@@ -251,7 +223,6 @@ def test_stages_and_declared_costs(make_config: Make) -> None:
         (batch,) = batches_of(make_pipeline(config, prepare(config), 0, 0, 1), 1)
     finally:
         telemetry.attach(None)
-    assert batch.trace is not None
     assert [span.name for span in batch.trace.stages()] == ["read", "tokenize", "pack"]
     assert all(span.end_ns - span.start_ns >= 0.9e6 for span in batch.trace.stages())
 
@@ -269,8 +240,7 @@ def test_a_dose_reads_every_batch_again(make_config: Make, monkeypatch: pytest.M
     dosed = batches_of(make_pipeline(config, prepare(config), 0, 0, 1), 5)
     assert len(widened) == 4 * 5
     plain = config.model_copy(update={"extra_reads": 0})
-    for left, right in zip(dosed, batches_of(make_pipeline(plain, prepare(config), 0, 0, 1), 5), strict=True):
-        assert_same(left, right)
+    assert_all_same(dosed, batches_of(make_pipeline(plain, prepare(config), 0, 0, 1), 5))
 
 
 @pytest.mark.parametrize(("changes", "line"), [
@@ -285,14 +255,11 @@ def test_what_a_path_cannot_do_is_refused(make_config: Make, changes: dict[str, 
 
 
 @pytest.mark.parametrize("length", [2, 7, 16, 64])
-def test_no_window_that_is_trained_on_holds_a_token_of_a_document_that_is_held_out(
-    make_config: Make, length: int
-) -> None:
+def test_no_window_that_is_trained_on_holds_a_token_of_a_document_that_is_held_out(make_config, length) -> None:
     config = make_config(path="tokens-mmap", shuffle="windows", sequence_length=length, batch_size=1)
     evaluation = EvaluationConfig(documents=4)
     TrainerConfig.model_validate({"data": config.model_dump(), "evaluation": evaluation.model_dump()})
     prepared, flat = prepare(config, evaluation=evaluation), flat_of(config)
-    assert prepared.split is not None
     held = np.zeros(len(flat.tokens), dtype=bool)
     for document in prepared.split.held_out_rows():
         held[flat.places[document] : flat.places[document + 1]] = True
@@ -371,11 +338,11 @@ def test_held_out_documents_are_left_out_of_flat_tokens(make_config: Make) -> No
             found[path, access] = [*islice(batches, 30), *held_out_batches(config, prepared, 20)]
     first, *others = found.values()
     for other in others:
-        for left, right in zip(first, other, strict=True):
-            assert_same(left, right)
+        assert_all_same(first, other)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_path_learns_the_same(make_config: Make) -> None:
     """Equal losses, step by step and bit by bit: the batches are the same, and nothing else draws or waits."""
     from tests.trainer.test_loop import run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -132,13 +131,3 @@ def test_a_source_of_ones_own_masks_its_batches_itself() -> None:
     for made in (ids, {"input_ids": ids}, [ids, labels]):
         with pytest.raises(InputError, match=r"^data.source: a:b masks no tokens: with model.objective masked"):
             as_batch(made, "a:b", 8, shifted=False)
-
-
-def test_workers_draw_apart(make_config: Callable[..., DataConfig]) -> None:
-    config = make_config(path="text-stream")
-    prepared = prepared_for(config)
-    rows = [
-        [one.labels for one in islice(iter(make_pipeline(config, prepared, 3, worker, 2).next_batch, None), 2)]
-        for worker in (0, 1)
-    ]
-    assert not torch.equal(rows[0][0] != IGNORED, rows[1][0] != IGNORED)

@@ -47,9 +47,7 @@ class Interrupt:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_result_is_the_same_however_often_it_is_interrupted(
-    corpus: Corpus, info: TokenizerInfo, tmp_path: Path, format: Format
-) -> None:
+def test_the_result_is_the_same_however_often_it_is_interrupted(corpus, info, tmp_path, format) -> None:
     whole = Interrupt()
     pretokenize(corpus, info, format, 16, tmp_path / "whole", workers=1, progress=whole)
     groups = len(whole.documents) - 1
@@ -68,14 +66,6 @@ def test_the_result_is_the_same_however_often_it_is_interrupted(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_number_of_workers_changes_nothing(
-    corpus: Corpus, info: TokenizerInfo, tmp_path: Path, format: Format
-) -> None:
-    made = [pretokenize(corpus, info, format, 16, tmp_path / str(workers), workers=workers) for workers in (1, 2, 7)]
-    assert len({tuple(sorted(contents(Path(one.folder)).items())) for one in made}) == 1
-
-
 def test_what_fails_by_itself_leaves_nothing(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
     failed = Interrupt(after=3, by=lambda: InputError("cannot go on"))
     with pytest.raises(InputError, match="cannot go on"):
@@ -84,9 +74,7 @@ def test_what_fails_by_itself_leaves_nothing(corpus: Corpus, info: TokenizerInfo
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_disk_that_is_full_leaves_nothing_and_says_so(
-    corpus: Corpus, info: TokenizerInfo, tmp_path: Path, format: Format
-) -> None:
+def test_a_disk_that_is_full_leaves_nothing_and_says_so(corpus, info, tmp_path, format) -> None:
     """A limit of file sizes, which this process meets as it would a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
@@ -100,9 +88,7 @@ def test_a_disk_that_is_full_leaves_nothing_and_says_so(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_begun_for_another_tokenizer_is_not_gone_on_with(
-    corpus: Corpus, info: TokenizerInfo, tmp_path: Path
-) -> None:
+def test_what_was_begun_for_another_tokenizer_is_not_gone_on_with(corpus, info, tmp_path) -> None:
     from trainer.config import TrainTokenizer
 
     other = prepare_tokenizer(TokenizerConfig(train=TrainTokenizer(vocab_size=310)), corpus)
@@ -158,6 +144,7 @@ def test_what_nobody_goes_on_with_is_removed_after_a_week(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_empty_documents(info: TokenizerInfo, tmp_path: Path) -> None:
     documents = [""] * 1_000_000 + ["a fox"]
     corpus = prepare_corpus(

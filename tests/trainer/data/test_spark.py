@@ -37,14 +37,15 @@ needs_spark = pytest.mark.skipif(
     reason=f"needs Spark: {', '.join([*_MISSING, *['java'] * (shutil.which('java') is None)])} not installed",
 )
 DOCUMENTS = 2650  # of three shares
+TEXTS = [text[:60] for text in make_texts(DOCUMENTS)]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Two files whose row groups end where no share does."""
-    folder, texts = tmp_path_factory.mktemp("spark"), make_texts(DOCUMENTS)
-    write_parquet(folder / "a.parquet", texts[:1300], row_group=450)
-    write_parquet(folder / "b.parquet", texts[1300:], row_group=333)
+    folder = tmp_path_factory.mktemp("spark")
+    write_parquet(folder / "a.parquet", TEXTS[:1300], row_group=450)
+    write_parquet(folder / "b.parquet", TEXTS[1300:], row_group=333)
     return prepare_corpus(CorpusConfig(parquet=str(folder / "*.parquet")))
 
 
@@ -64,24 +65,13 @@ def content(folder: str | Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-@pytest.mark.parametrize("format", get_args(Format))
-def test_shares_are_joined_to_what_one_machine_writes(
-    format: Format, corpus: Corpus, info: TokenizerInfo, local: dict[Format, Pretokenized], tmp_path: Path
-) -> None:
+def test_shares_are_joined_to_what_one_machine_writes(corpus, info, local, tmp_path) -> None:
     tokens = SparkTokens(corpus, info, tmp_path)
     Path(tokens.job.folder).mkdir()
     assert [write_share(tokens.job, number) for number in reversed(range(tokens.job.count))] == [2, 1, 0]
-    made = pretokenize(corpus, info, format, 16, tmp_path / "out", tokens=tokens)  # all are there: no driver is started
-    assert content(made.folder) == content(local[format].folder)
-    tokens.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_from_any_document_on_the_tokens_are_the_same(corpus: Corpus, info: TokenizerInfo, tmp_path: Path) -> None:
-    tokens = SparkTokens(corpus, info, tmp_path)
-    Path(tokens.job.folder).mkdir()
-    for number in range(tokens.job.count):
-        write_share(tokens.job, number)
+    for format in local:  # all shares are there: no driver is started
+        made = pretokenize(corpus, info, format, 16, tmp_path / format, tokens=tokens)
+        assert content(made.folder) == content(local[format].folder)
     whole = [ids for group in tokens(0) for ids in group.ids.tolist()]
     lengths = [length for group in tokens(0) for length in group.lengths.tolist()]
     for start in (1, 999, 1000, 1001, 2649, DOCUMENTS):
@@ -89,28 +79,24 @@ def test_from_any_document_on_the_tokens_are_the_same(corpus: Corpus, info: Toke
         assert [length for group in rest for length in group.lengths.tolist()] == lengths[start:]
         assert [ids for group in rest for ids in group.ids.tolist()] == whole[sum(lengths[:start]) :]
         assert all(len(group.lengths) <= 1000 for group in rest)
-    assert sum(group.text_bytes for group in tokens(0)) == sum(len(text.encode()) for text in make_texts(DOCUMENTS))
+    assert sum(group.text_bytes for group in tokens(0)) == sum(len(text.encode()) for text in TEXTS)
     tokens.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(local)
 
 
-def test_documents_from_the_middle_are_read_without_the_row_groups_before_them(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = make_texts(DOCUMENTS)
+def test_documents_from_the_middle_are_read_without_the_row_groups_before_them(corpus, monkeypatch) -> None:
     for first, last in pairwise([0, 1, 449, 450, 1299, 1301, 2000, DOCUMENTS]):
         found = [text for some in documents(corpus, first, last - first) for text in some]
-        assert found == texts[first:last]
+        assert found == TEXTS[first:last]
     # What is no parquet is read from its beginning, by whatever reads that corpus.
     monkeypatch.setattr(
-        "trainer.data.token_groups.iter_texts", lambda _: iter([texts[:7], texts[7:1500], texts[1500:]])
+        "trainer.data.token_groups.iter_texts", lambda _: iter([TEXTS[:7], TEXTS[7:1500], TEXTS[1500:]])
     )
     as_jsonl = replace(corpus, files=("a.jsonl",), format="jsonl")
-    assert [text for some in documents(as_jsonl, 5, 1600) for text in some] == texts[5:1605]
+    assert [text for some in documents(as_jsonl, 5, 1600) for text in some] == TEXTS[5:1605]
 
 
-def test_a_share_is_made_once_and_its_half_written_folder_is_removed(
-    corpus: Corpus, info: TokenizerInfo, tmp_path: Path
-) -> None:
+def test_a_share_is_made_once_and_its_half_written_folder_is_removed(corpus, info, tmp_path) -> None:
     job = SparkTokens(corpus, info, tmp_path).job
     folder = Path(job.folder)
     with pytest.raises(InputError, match="not seen by every machine of the cluster"):
@@ -163,9 +149,7 @@ def test_two_processes_do_not_share_the_folder(corpus: Corpus, info: TokenizerIn
     assert not Path(first.job.folder).exists()
 
 
-def test_a_spark_that_does_not_start_leaves_no_folder(
-    corpus: Corpus, info: TokenizerInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spark_that_does_not_start_leaves_no_folder(corpus, info, tmp_path, monkeypatch) -> None:
     class Unreachable:
         def __init__(self, *_: object) -> None:
             raise InputError("--engine spark: Spark was not ready")

@@ -30,7 +30,6 @@ ROOT = str(Path(__file__).parents[3])
 def spark_home() -> Path:
     """The folder of PySpark, which has Spark in it."""
     found = find_spec("pyspark")
-    assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent
 

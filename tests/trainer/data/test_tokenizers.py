@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.trainer.data.conftest import write_parquet
+from tests.trainer.refusals import refusal
 from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
 from trainer.data import train_tokenizer
 from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.engines import libraries
+from trainer.data.prepare import prepare
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
-from trainer.data.train_tokenizer import read_facts, write_facts
+from trainer.data.train_tokenizer import LONGEST_WORD_BYTES, WithoutGiants, read_facts, write_facts
 from trainer.errors import InputError
 
 Kind = Literal["bpe", "unigram", "wordpiece"]
@@ -52,10 +57,8 @@ def test_byte_level_tokenizers_lose_nothing(corpus: Corpus, kind: Kind, texts: l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_training_again_gives_the_same_tokenizer(
-    corpus: Corpus, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", [pytest.param("bpe", marks=pytest.mark.nightly), "wordpiece"])
+def test_training_again_gives_the_same_tokenizer(corpus, kind, tmp_path, monkeypatch) -> None:
     first = trained(corpus, kind)
     code = f"""
 import sys
@@ -84,9 +87,7 @@ def test_the_end_of_document_id_closes_documents_that_have_tokens() -> None:
     assert document_tokens([[1, 2], []], None) == [[1, 2], []]
 
 
-def test_pretrained_without_special_ids_and_with_truncation(
-    corpus: Corpus, bare_pretrained: str, texts: list[str]
-) -> None:
+def test_pretrained_without_special_ids_and_with_truncation(corpus, bare_pretrained, texts) -> None:
     from transformers import AutoTokenizer
 
     info = prepare_tokenizer(TokenizerConfig(pretrained=bare_pretrained), corpus)
@@ -109,9 +110,7 @@ def test_pretrained_without_a_fast_backend(corpus: Corpus, tmp_path: Path, texts
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
 
 
-def test_pretrained_is_imported_again_when_its_files_change(
-    corpus: Corpus, bare_pretrained: str, tmp_path: Path
-) -> None:
+def test_pretrained_is_imported_again_when_its_files_change(corpus, bare_pretrained, tmp_path) -> None:
     first = prepare_tokenizer(TokenizerConfig(pretrained=bare_pretrained), corpus)
     for file in Path(bare_pretrained).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -138,9 +137,7 @@ def test_sentencepiece_without_special_ids(corpus: Corpus, bare_sentencepiece: s
     ({}, "the vocabulary of the tokenizer is empty"),
     ({"a": 0, "b\n": 4_000_000_000}, "the id of token 'b\\\\n' is 4,000,000,000: a model would"),
 ])  # fmt: skip
-def test_a_vocabulary_that_no_model_can_have_is_refused(
-    tmp_path: Path, vocabulary: dict[str, int], problem: str
-) -> None:
+def test_a_vocabulary_that_no_model_can_have_is_refused(tmp_path, vocabulary, problem) -> None:
     with pytest.raises(InputError, match=problem):
         write_facts(tmp_path, vocabulary, None, None, None, fingerprint="x")
     assert not list(tmp_path.iterdir())
@@ -157,9 +154,7 @@ def saved(vocabulary: dict[str, int], folder: Path) -> TokenizerConfig:
     return TokenizerConfig(pretrained=str(folder))
 
 
-def test_an_id_that_no_model_can_have_is_refused_before_anything_counts_up_to_it(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_that_no_model_can_have_is_refused_before_anything_counts_up_to_it(corpus, tmp_path, monkeypatch) -> None:
     """The library saves a vocabulary by going through every id: of one of 4e9 the process was aborted."""
     monkeypatch.setattr(train_tokenizer, "MAX_VOCABULARY", 100)
     monkeypatch.setattr(train_tokenizer, "save", lambda *_: pytest.fail("was saved first"))
@@ -176,10 +171,7 @@ def test_a_word_that_a_vocabulary_lacks_is_one_line(corpus: Corpus, tmp_path: Pa
 
 
 def refused(config: TokenizerConfig, corpus: Corpus) -> str:
-    with pytest.raises(InputError) as error:
-        prepare_tokenizer(config, corpus)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refusal(prepare_tokenizer, config, corpus)
 
 
 def test_tokenizers_that_are_not_there(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,22 +205,17 @@ def test_a_tokenizer_that_went_away(corpus: Corpus, bare_sentencepiece: str, tmp
 @pytest.mark.slow
 def test_preparing_from_the_cache_loads_no_heavy_library(make_config: Callable[..., DataConfig]) -> None:
     config = make_config(path="tokens-padded")
+    prepare(config)
     code = """
 import sys
 from trainer.config import DataConfig
 from trainer.data.prepare import prepare
 prepared = prepare(DataConfig.model_validate_json(sys.stdin.read()))
-heavy = {"torch", "pyarrow", "transformers", "tokenizers", "sentencepiece"} & set(sys.modules)
-print(sorted(heavy))
+print(sorted({"torch", "pyarrow", "transformers", "tokenizers", "sentencepiece"} & set(sys.modules)))
 """
-    heavy = []
-    for _ in range(2):
-        result = subprocess.run(
-            [sys.executable, "-c", code], input=config.model_dump_json(), check=True, capture_output=True, text=True
-        )
-        heavy.append(result.stdout.strip())
-    assert "torch" not in heavy[0]
-    assert heavy[1] == "[]"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, input=config.model_dump_json(), check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_facts_that_a_later_version_added_are_left_out(tmp_path: Path) -> None:
@@ -242,9 +229,7 @@ def test_facts_that_a_later_version_added_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_cache")
-def test_a_tokenizer_that_changed_in_the_cache_is_trained_again_and_never_used(
-    corpus: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_that_changed_in_the_cache_is_trained_again_and_never_used(corpus, capsys) -> None:
     info = trained(corpus, "bpe")
     file = Path(info.location)
     content, before = file.read_text(), file.stat()
@@ -257,3 +242,113 @@ def test_a_tokenizer_that_changed_in_the_cache_is_trained_again_and_never_used(
     assert trained(corpus, "bpe") == info
     assert f"{file.parent}: tokenizer.json differs from what was written; built again" in capsys.readouterr().err
     assert file.read_text() == content
+
+
+LimitedKind = Literal["bpe", "wordpiece"]
+LIMITED: tuple[LimitedKind, ...] = ("bpe", "wordpiece")
+TEXTS = [" ".join(f"word{number * at % 31}" for at in range(20)) for number in range(40)]
+
+
+def splitter(kind: LimitedKind) -> object:
+    from tokenizers.models import BPE
+
+    return {"bpe": train_tokenizer._byte_level, "wordpiece": train_tokenizer._bert}[kind](BPE())
+
+
+def trained_on(folder: Path, kind: LimitedKind, texts: list[str]) -> TokenizerInfo:
+    path = write_parquet(folder / f"{len(texts)}-{kind}.parquet", texts)
+    config = TokenizerConfig(train=TrainTokenizer(kind=kind, vocab_size=300))
+    return prepare_tokenizer(config, prepare_corpus(CorpusConfig(parquet=str(path))))
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_long_word_are_left_out_and_reported_in_one_line(tmp_path, kind, capsys) -> None:
+    usual = trained_on(tmp_path, kind, TEXTS)
+    assert capsys.readouterr().err == ""
+    info = trained_on(tmp_path, kind, [*TEXTS, "z" * 50_000, "q" * 3000])
+    assert capsys.readouterr().err == (
+        "data.tokenizer.train: 2 words of more than 2000 bytes excluded from the training of the tokenizer\n"
+    )
+    assert Path(info.location).read_text() == Path(usual.location).read_text()
+    assert load_tokenizer(info).encode("z" * 50_000)  # it is still a document
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_a_corpus_of_nothing_else_is_refused_in_one_line(tmp_path: Path, kind: LimitedKind) -> None:
+    with pytest.raises(InputError, match="has only 3 words of more than 2000 bytes") as error:
+        trained_on(tmp_path, kind, ["acgt" * 5000] * 3)
+    assert "\n" not in str(error.value)
+
+
+@given(st.lists(st.text(max_size=450), max_size=8))
+def test_ordinary_texts_are_left_as_they_are(texts: list[str]) -> None:
+    for kind in LIMITED:
+        assert list(WithoutGiants(texts, splitter(kind))) == texts
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+@pytest.mark.parametrize(("letter", "bytes_each"), [("a", 1), ("\u00e9", 2)], ids=["one byte", "two bytes"])
+def test_the_limit_counts_bytes_and_its_neighbours_stay(kind: LimitedKind, letter: str, bytes_each: int) -> None:
+    most = LONGEST_WORD_BYTES // bytes_each
+    kept = f"before {letter * (most - 1)} after"
+    assert list(WithoutGiants([kept], splitter(kind))) == [kept]
+    found = WithoutGiants([f"before\n{letter * (most + 1)}\nafter"], splitter(kind))
+    assert [text.split() for text in found] == [["before", "after"]]
+    assert found.left_out == 1
+
+
+def test_white_space_is_a_word_too() -> None:
+    found = WithoutGiants(["a" + " " * 5000 + "b"], splitter("bpe"))
+    assert [text.split() for text in found] == [["a", "b"]]
+    assert found.left_out == 1
+
+
+EVIL = """
+from pathlib import Path
+from transformers import PreTrainedTokenizerFast, PretrainedConfig
+Path({mark!r}).write_text("ran")
+class Evil(PreTrainedTokenizerFast): pass
+class EvilConfig(PretrainedConfig): model_type = "evil"
+"""
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_code_of_a_folder_is_never_run_and_nobody_is_asked(corpus, bare_pretrained, tmp_path, monkeypatch, file):
+    folder, mark = tmp_path / "evil", tmp_path / "mark"
+    folder.mkdir()
+    for path in Path(bare_pretrained).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "evil.py").write_text(EVIL.format(mark=str(mark)))
+    code = [None, "evil.Evil"]
+    content = {"tokenizer_class": "Evil", "model_type": "evil", "auto_map": {"AutoTokenizer": code}}
+    (folder / file).write_text(json.dumps(content))
+    asked: list[str] = []
+
+    def yes(prompt: str = "") -> str:
+        asked.append(prompt)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", yes)  # a user at a terminal who agrees
+    line = refused(TokenizerConfig(pretrained=str(folder)), corpus)
+    assert f"{folder} carries code of its own ({file}: evil.Evil)" in line
+    assert "\n" not in line
+    with pytest.raises(InputError, match="carries code of its own"):  # what a run does with a slow one
+        libraries.load_auto(str(folder))
+    assert not asked
+    assert not mark.exists()
+
+
+def test_code_of_a_model_beside_an_ordinary_tokenizer_is_left_alone(corpus, bare_pretrained, tmp_path, monkeypatch):
+    mark = tmp_path / "mark"
+    for path in Path(bare_pretrained).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "evil.py").write_text(EVIL.format(mark=str(mark)))
+    names = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": names}))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    prepare_tokenizer(TokenizerConfig(pretrained=str(tmp_path)), corpus)
+    assert not mark.exists()
+    (tmp_path / "tokenizer.json").unlink()  # now it takes the code to know what the tokenizer is
+    line = refused(TokenizerConfig(pretrained=str(tmp_path)), corpus)
+    assert "carries code of its own (config.json: evil.EvilConfig, config.json: evil.EvilModel)" in line
+    assert not mark.exists()

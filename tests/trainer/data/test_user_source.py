@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,12 +132,8 @@ value = 1
 
 
 @pytest.fixture(autouse=True)
-def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "own_rows.py").write_text(CODE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("own_rows", None)
+def own_code(own_module) -> None:
+    own_module("own_rows", CODE)
 
 
 def config(function: str, **keys: Any) -> DataConfig:
@@ -221,18 +217,16 @@ def test_drawing_an_order_leaves_every_random_state_as_it_was() -> None:
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist())
 
 
-def test_a_shuffled_dataset_leaves_the_random_state_as_it_was() -> None:
-    torch.manual_seed(5)
-    batches(config("rows", shuffle=True), 7)
-    drawn = torch.rand(1)
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(1), drawn)
-
-
-def test_labels_are_the_ids_without_padding_where_there_are_none() -> None:
-    (found,) = batches(config("dicts"), 1)
+def test_each_form_of_a_source_gives_its_rows_and_labels() -> None:
+    (found,) = batches(config("dicts"), 1)  # without labels, these are the ids without padding
     assert found.labels[1].tolist() == [1, 2, 3, 4, 5, 6, IGNORED, IGNORED]
     assert found.trained_tokens == 4 * 5
+    (found,) = batches(config("pairs"), 1)  # targets one ahead become labels that the model shifts
+    assert found.labels[2].tolist() == [IGNORED] + [3] * 7
+    assert found.trained_tokens == 4 * 7
+    assert rows_of(batches(config("stream"), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
+    assert rows_of(batches(config("batched"), 5)) == [[0] * 3, [1] * 3, [2] * 3, [3] * 3, [0] * 3]
+    assert rows_of(batches(config("stream_without_rest"), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
 ONES = [1] * 8
@@ -247,42 +241,18 @@ ONES = [1] * 8
     ([1] * 6 + [0] * 2, [3] * 7 + [IGNORED], False),  # the first label of the padding is predicted from the text
     ([1] * 6 + [0] * 2, [3] * 8, True),
 ])  # fmt: skip
-def test_a_mask_is_for_the_model_where_its_loss_depends_on_it(
-    mask: list[int], labels: list[int] | None, masked: bool
-) -> None:
+def test_a_mask_is_for_the_model_where_its_loss_depends_on_it(mask, labels, masked) -> None:
     more = {"attention_mask": mask} | ({} if labels is None else {"labels": labels})
     for replay in (False, True):
         (found,) = batches(config("row", arguments=more, replay=replay), 1)
         assert found.masked is masked
-        assert found.attention_mask is not None
         assert found.attention_mask[0].tolist() == mask
-
-
-def test_what_only_tokenizers_know_is_left_out() -> None:
-    (found,) = batches(config("row", arguments={"special_tokens_mask": ONES, "length": 8}), 1)
-    assert found.input_ids.shape == (4, 8)
-
-
-def test_targets_one_ahead_become_labels_that_the_model_shifts() -> None:
-    (found,) = batches(config("pairs"), 1)
-    assert found.labels[2].tolist() == [IGNORED] + [3] * 7
-    assert found.trained_tokens == 4 * 7
-
-
-def test_iterable_datasets_of_items_and_of_batches() -> None:
-    assert rows_of(batches(config("stream"), 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
-    assert rows_of(batches(config("batched"), 5)) == [[0] * 3, [1] * 3, [2] * 3, [3] * 3, [0] * 3]
 
 
 def test_ranks_without_workers_do_not_all_read_the_same_stream() -> None:
     with pytest.raises(InputError, match=r"gave an iterable dataset, which 2 ranks .*; allowed: data.workers"):
         batches(config("stream"), 1, worker=1, workers=2)
     assert rows_of(batches(config("stream", replay=True), 1, worker=1, workers=2)) == [[0, 1, 2, 3]]
-
-
-def test_the_last_batch_is_dropped_where_the_loader_says_so() -> None:
-    found = rows_of(batches(config("stream_without_rest"), 4))
-    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.fixture
@@ -294,6 +264,7 @@ def as_worker(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_each_worker_calls_what_the_loader_starts_its_workers_with(as_worker: Callable[[int], None]) -> None:
+    assert rows_of(batches(config("shares"), 4)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]  # without workers
     found = []
     for worker in (0, 1):
         as_worker(worker)
@@ -305,14 +276,6 @@ def test_each_worker_calls_what_the_loader_starts_its_workers_with(as_worker: Ca
     as_worker(0)
     with pytest.raises(InputError, match="own_rows:bad_start failed: ZeroDivisionError"):
         batches(config("bad_start"), 1, worker=0, workers=2)
-
-
-def test_without_workers_it_is_not_called() -> None:
-    assert rows_of(batches(config("shares"), 4)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-
-
-def test_arguments_are_given_by_name() -> None:
-    assert rows_of(batches(config("rows", arguments={"count": 5}), 2)) == [[0, 1, 2, 3]] * 2
 
 
 @pytest.mark.parametrize(("data", "problem"), [
@@ -410,9 +373,7 @@ def make(own=False):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_threads_of_the_source_that_tokenize_are_in_no_stage_and_are_known(
-    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_the_source_that_tokenize_are_in_no_stage_and_are_known(tmp_path, own, monkeypatch) -> None:
     (tmp_path / "own_threads.py").write_text(THREADS)
     monkeypatch.setattr(encoders, "in_threads", set())
     monkeypatch.delitem(sys.modules, "own_threads", raising=False)
@@ -424,7 +385,6 @@ def test_threads_of_the_source_that_tokenize_are_in_no_stage_and_are_known(
     finally:
         telemetry.attach(None)
     for batch in found:
-        assert batch.trace is not None
         spans = batch.trace.stages()
         assert Counter(span.name for span in spans) == expected
         assert all(span.cpu_ns is not None and span.cpu_ns >= 0 for span in spans)
@@ -446,9 +406,7 @@ def make(): return Words()
 """
 
 
-def test_a_tokenizer_that_is_imported_where_it_is_first_needed_is_tokenizing_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_is_imported_where_it_is_first_needed_is_tokenizing_too(tmp_path, monkeypatch) -> None:
     """As in a process that has no tokenizer library yet; here one has to stand in for it."""
     (tmp_path / "tokenizers.py").write_text(
         """
@@ -470,12 +428,12 @@ class models:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_so_it_is_in_a_worker_that_is_spawned(tmp_path: Path) -> None:
     (tmp_path / "own_lazy.py").write_text(LAZY)
     data = config("rows", source="own_lazy:make", workers=1, start_method="spawn", prefetch=1)
     with open_batches(data, prepare(data), 0, partial(attach_in_worker, None, RunProbes(), tmp_path)) as found:
         trace = next(found).trace
-    assert trace is not None
     assert Counter(span.name for span in trace.stages()) == Counter(read=2, tokenize=4, pack=1)
 
 
@@ -511,9 +469,7 @@ def change(path: Path) -> None:
     ("own_rows:rows", ["own_rows.py"], ["other.py"]),
     ("package.inner:make", ["package/inner.py", "package/deep/helper.py"], ["own_rows.py", "package/data.txt"]),
 ])  # fmt: skip
-def test_the_fingerprint_is_of_the_module_or_of_its_whole_package(
-    tmp_path: Path, name: str, changes: list[str], same: list[str]
-) -> None:
+def test_the_fingerprint_is_of_the_module_or_of_its_whole_package(tmp_path, name, changes, same) -> None:
     for path in ("package/__init__.py", "package/inner.py", "package/deep/helper.py", "other.py", "package/data.txt"):
         (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / path).write_text("raise SystemExit('was imported')\n")

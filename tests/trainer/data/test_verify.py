@@ -26,7 +26,9 @@ from trainer.data.verify import verify
 Make = Callable[..., DataConfig]
 
 
-@pytest.mark.parametrize(("length", "batch_size"), [(16, 3), (2, 1), (512, 8)])
+@pytest.mark.parametrize(
+    ("length", "batch_size"), [(16, 3), pytest.param(2, 1, marks=(pytest.mark.slow, pytest.mark.nightly)), (512, 8)]
+)
 def test_all_paths_are_identical(make_config: Make, texts: list[str], length: int, batch_size: int) -> None:
     shown: dict[str, int] = {}  # documents that were counted in each stage
 
@@ -63,9 +65,7 @@ def test_a_tokenizer_without_special_ids(make_config: Make, bare_sentencepiece: 
     length=st.sampled_from([2, 16, 64, 128]),
     batch_size=st.integers(1, 5),
 )
-def test_small_corpora_are_identical_too(
-    tmp_path_factory: pytest.TempPathFactory, words: list[int], length: int, batch_size: int
-) -> None:
+def test_small_corpora_are_identical_too(tmp_path_factory, words, length, batch_size) -> None:
     texts = [" ".join(f"w{at % 7}" for at in range(count)) for count in words]
     path = write_parquet(tmp_path_factory.mktemp("small") / "corpus.parquet", texts)
     report = verify(

@@ -81,13 +81,6 @@ def test_facts_of_a_calibrated_cpu() -> None:
         )
 
 
-def test_calibrating_again_replaces_what_was_there() -> None:
-    calibrate(1, TINY)
-    again = calibrate(1, TINY._replace(rounds=4))
-    assert "4 fastest of 4" in again.peak_source("fp32")
-    assert cpu_profile(1) == again
-
-
 def test_a_damaged_calibration_counts_as_none() -> None:
     calibrate(1, TINY)
     profile_path(1).write_text("name: cpu\n")

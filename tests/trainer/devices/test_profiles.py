@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 import subprocess
 import sys
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.refusals import refusal
 from trainer.devices.calibrate import ProfileFacts, facts_of, profile_facts
-from trainer.devices.profiles import DeviceProfile, Figure, find_profile, load_profile, matmul_dtype, profile_names
+from trainer.devices.profiles import find_profile, load_profile, matmul_dtype, profile_names
 from trainer.errors import InputError
 
 # Dense TFLOP/s (bf16 and fp16, tf32, fp32, fp8), GB, GB/s, GB/s of the link one way; typed in from the datasheets, a
@@ -73,27 +72,6 @@ def test_every_shipped_profile_is_checked_and_named_as_its_file() -> None:
     assert not any(load_profile(name).measured for name in profile_names())
 
 
-def figures(profile: DeviceProfile) -> Iterator[Figure]:
-    yield from profile.peak.values()
-    yield from profile.achievable.values()
-    yield from (profile.memory, profile.memory_bandwidth, profile.link.bandwidth, profile.price)
-
-
-@pytest.mark.parametrize("name", DATASHEETS)
-def test_every_figure_says_where_it_stands_or_why_it_is_unknown(name: str) -> None:
-    profile = load_profile(name)
-    for figure in figures(profile):
-        words = figure.source if figure.value is not None else figure.why
-        assert words is not None
-        assert len(words) > 15
-        if "spars" in words:  # halved, or the document prints the dense one beside it
-            assert "/ 2" in words or "dense" in words, words
-    assert profile.documents
-    if profile.price_per_hour_usd is not None:
-        assert profile.price.date is not None
-        assert profile.price.date > datetime.date(2026, 1, 1)
-
-
 @pytest.mark.parametrize("name", ACHIEVABLE)
 def test_measured_products_reach_more_than_half_of_the_peak(name: str) -> None:
     """They would not, if the peak were the sparse one."""
@@ -115,28 +93,8 @@ def test_no_device_is_claimed_twice() -> None:
             if any(fnmatchcase(device, pattern) for pattern in load_profile(name).device_names)
         ]
         assert len(claims) == (device in DEVICES), (device, claims)
-
-
-@pytest.mark.parametrize(("device", "name"), DEVICES.items())
-def test_a_known_device_is_found(device: str, name: str) -> None:
-    found = find_profile(device)
-    assert found is not None
-    assert found.name == name
-    assert found is load_profile(name)
-
-
-@pytest.mark.parametrize("device", OTHERS)
-def test_another_device_has_no_profile(device: str) -> None:
-    assert find_profile(device) is None
-
-
-def test_peaks_by_dtype() -> None:
-    profile = load_profile("a100-80gb-sxm")
-    assert profile.peak_flops_per_s("bf16") == 312e12
-    assert profile.peak_source("bf16").startswith("A100 datasheet: BFLOAT16 312")
-    with pytest.raises(InputError) as caught:
-        profile.peak_flops_per_s("fp8")
-    assert str(caught.value) == "device profile a100-80gb-sxm: no peak for fp8; allowed: bf16, fp16, tf32, fp32"
+        found = find_profile(device)
+        assert (found and found.name) == DEVICES.get(device)
 
 
 def test_precisions() -> None:
@@ -154,10 +112,7 @@ def test_precisions() -> None:
 ])  # fmt: skip
 def test_a_profile_that_is_not_there(name: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as caught:
-        load_profile(name)
-    assert str(caught.value).startswith(line)
-    assert "\n" not in str(caught.value)
+    assert refusal(load_profile, name).startswith(line)
 
 
 OWN = """\
@@ -219,20 +174,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("name: toy", "nam: toy", "nam: unknown key; did you mean 'name'? allowed: name, title, "),
     ("title: A toy", "title: A toy\ncolour: red", "colour: unknown key; allowed: name, title, device_names, "),
     ("title: A toy", "title: ' '", "title: must not be empty"),
-    ("title: A toy", "title: 7", "title: must be text; got 7"),
     ("title: A toy", "title: A toy\ntitle: Again", "line 3: not readable YAML: duplicate key title (lines 2 and 3)"),
     ('["Toy *"]', "[]", "device_names: give at least one"),
-    ('["Toy *"]', "Toy", "device_names: must be a list; got 'Toy'"),
     ("2e12, source: its box", "2e12", "peak_flops_per_s.bf16: a figure needs a source; give the document and its"),
-    ("2e12, source: its box", "2e12, source: ''", "peak_flops_per_s.bf16.source: must not be empty"),
     ("2e12", "0", "peak_flops_per_s.bf16.value: must be greater than 0; got 0"),
-    ("2e12", "-2e12", "peak_flops_per_s.bf16.value: must be greater than 0; got '-2e12'"),
     ("2e12", ".inf", "peak_flops_per_s.bf16.value: must be a finite number; got inf"),
     ("2e12", "yes", "peak_flops_per_s.bf16.value: must be a number, not true or false"),
-    ("2e12", "2 TFLOPS", "peak_flops_per_s.bf16.value: must be a number, unable to parse string as a number"),
     ("value: 2e12", "valu: 2e12",
      "peak_flops_per_s.bf16.valu: unknown key; did you mean 'value'? allowed: value, source, why (and 1 more)"),
-    ("value: 2e12", "speed: 1, value: 2e12", f"peak_flops_per_s.bf16.speed: unknown key; allowed: {FIGURE_KEYS}"),
     ("{value: 2e12, source: its box}", "2e12",
      "peak_flops_per_s.bf16: must be a mapping of keys; got '2e12'; allowed"),
     ("null, why: its box does not say", "null", "peak_flops_per_s.fp8: value: null needs why (the reason)"),
@@ -245,23 +194,16 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("  name: string\n", "", "link.name: this key is required"),
     ("  name: string", "  nam: x\n  name: string",
      "link.nam: unknown key; did you mean 'name'? allowed: name, bandwidth_bytes_per_s"),
-    ("1_000_000, source: its box", "1_000_000", "link.bandwidth_bytes_per_s: a figure needs a source"),
     (", date: 2026-01-31", "", "price_per_hour_usd: a price needs a date (YYYY-MM-DD)"),
-    ("2026-01-31", "yesterday", "price_per_hour_usd.date: must be a date or datetime, "),
     ("2026-01-31", "2026-13-31", "not readable YAML: month must be in 1..12"),
-    ("value: 0.01, ", "", "price_per_hour_usd.value: this key is required"),
     ("price_per_hour_usd: {value", "price_per_day_usd: {value",
      "price_per_day_usd: unknown key; did you mean 'price_per_hour_usd'? allowed: "),
-    (OWN, "- gh200", "must be a mapping of keys (name, peak_flops_per_s, ...); got ['gh200']"),
     (OWN, "", "must be a mapping of keys (name, peak_flops_per_s, ...); got null"),
-    ("title: A toy", "title: [", "line 4: not readable YAML: "),
     ("title: A toy", "title: !!python/name:os.system", "line 2: not readable YAML: could not determine a constructor"),
-    (OWN, "[" * 1000, "not readable YAML: "),
     (OWN, "#" * 2**19, "more than 256 KiB; give a device profile"),
     ("title: A toy", f"title: 0x{'f' * 9000}", "title: must be text; got a number of thousands of digits"),
     (OWN, "name: \0", "not readable YAML: unacceptable character #x0000"),
     (OWN, "a: &x {b: *x}", "more than 10000 values (an alias that repeats, or a cycle)"),
-    (OWN, "&x [*x]", "more than 10000 values (an alias that repeats, or a cycle)"),
     (OWN, BOMB, "more than 10000 values (an alias that repeats, or a cycle)"),
     (OWN, MERGES, "line 5: not readable YAML: merges more than 10000 keys (an alias that repeats)"),
     (OWN, "a: &x {<<: *x}", "line 1: not readable YAML: an alias refers to a mapping that contains it (cycle)"),

@@ -40,10 +40,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus (picklable): its files, how to read them, and counts from the check that read its documents once.
-
-    Only the first ``documents`` rows of the files belong to it.
-    """
+    """Files of a corpus (picklable), how to read them, and counts of its first ``documents`` rows by the check."""
 
     name: str
     files: tuple[str, ...]  # absolute paths, or URLs

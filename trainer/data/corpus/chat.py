@@ -23,10 +23,7 @@ _NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 
 def load_template(location: str) -> ChatTemplate:
-    """Return the chat template in ``location``: a Jinja file, or a tokenizer's folder, with its special tokens.
-
-    Raises InputError if there is no template, or if it names a special token whose value is unknown.
-    """
+    """Return the template of a Jinja file or a tokenizer's folder, its special tokens known. Raises InputError."""
     path = expanded(location).absolute()
     if not path.exists():
         raise InputError(f"{KEY}: no {location}; allowed: a Jinja file, or a tokenizer's folder that has a template")
@@ -96,10 +93,7 @@ def _text(path: Path) -> str:
 
 
 def rendered(template: ChatTemplate, chats: Sequence[Any], name: str, first: int) -> list[str]:
-    """Return each chat as text. ``name`` and ``first``: file and row of the first chat, for messages.
-
-    Raises InputError for a row that is no list of messages, or for which the template fails.
-    """
+    """Return each chat as text, or raise InputError with its row. ``name``, ``first``: file and row of the first."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     source = _NO_CLOCK * ("strftime_now" in template.source) + template.source

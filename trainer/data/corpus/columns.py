@@ -1,8 +1,6 @@
 """Reads one column of a corpus' file, whatever its format: strings, lists of token ids, or lists of messages.
 
-Folders of `harness data pretokenize --out` are a corpus of token ids, as in the founding study. Such a folder has one
-format, or a folder for each of several formats. Whole documents (flat, token-list) are preferred to padded rows. A data
-path that needs one of the other formats uses that folder.
+Folders of `harness data pretokenize --out` are a corpus of token ids; whole documents are preferred to padded rows.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ _KINDS: dict[Content, str] = {
 
 
 def find_pretokenized(path: str) -> list[Pretokenized]:
-    """Return the folders of `harness data pretokenize` at ``path``: itself, or its subfolders, one per format.
-
-    Folders of whole documents come before padded rows. Empty if there is none, and for a URL. Raises InputError if they
-    were made from different corpora or with different tokenizers.
-    """
+    """Return ``path`` or subfolders if `harness data pretokenize` made them. Raises InputError for several origins."""
     if places.is_remote(path):
         return []
     folder = expanded(places.local(path)).absolute()
@@ -71,10 +65,7 @@ def _read(folder: Path) -> Pretokenized | None:
 
 
 def content_of(name: str, format: Format, column: str) -> Content:
-    """Return the kind of content of ``column``: text, tokens (lists of ids) or chat (lists of messages).
-
-    Raises InputError if the column is missing or has no type of these.
-    """
+    """Return the content of ``column``: text, tokens (lists of ids) or chat (lists of messages). Raises InputError."""
     if format == "text":
         return "text"
     if format == "jsonl":
@@ -112,10 +103,7 @@ def has_mask(name: str, format: Format) -> bool:
 def read(
     name: str, format: Format, column: str, content: Content, split: Split, *, masked: bool = False
 ) -> Iterator[Any]:
-    """Yield the documents in order: Arrow arrays of strings or lists of integers, or lists of lists of messages.
-
-    Every array is validated (offsets, UTF-8). ``masked``: True to leave out token ids whose mask is 0.
-    """
+    """Yield validated documents in order: Arrow arrays, or lists of messages. ``masked``: drop ids of mask 0."""
     if format == "text":
         yield from text.read(name, split)
     elif format == "flat":
@@ -141,10 +129,7 @@ def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
 
 
 def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[list[Any]]:
-    """Yield, for each record batch, a list with one Arrow array per column, in the order of ``columns``.
-
-    Raises InputError if a column has another kind of content than ``columns`` says, or if the file is damaged.
-    """
+    """Yield a list of Arrow arrays per record batch, by ``columns``. Raises InputError for other content or damage."""
     import pyarrow as pa
 
     for column, content in columns.items():

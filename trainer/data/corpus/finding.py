@@ -1,7 +1,6 @@
 """Finds the files behind a path, a folder, a glob or a URL: each file once. Skipped files are counted.
 
-Links are followed. A broken link, such as to a file of a disk that is not mounted, is an error. A second name of a
-file, by a link or by a pattern that reaches it twice, is skipped.
+Links are followed, and a broken one is an error. A second name of a file is skipped.
 """
 
 from __future__ import annotations
@@ -80,10 +79,7 @@ def described(passed_over: Collection[PassedOver]) -> str:
 
 
 def find(pattern: str) -> Matched:
-    """Return the files behind ``pattern``: a file, a folder, a glob or a URL. Raises InputError if there is no file.
-
-    Skips hidden files of a folder, and folders below it that this package wrote.
-    """
+    """Return the visible files behind a path, glob or URL, without this package's outputs. Raises InputError."""
     check_utf8(pattern, places.KEY)
     pattern = places.local(pattern)
     if places.is_remote(pattern):
@@ -123,10 +119,7 @@ def matching(pattern: str, key: str) -> Matched:
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
-    """Yield the paths in ``folder`` that match the glob ``parts``. Links are followed, but not back into ``above``.
-
-    ``above``: real paths of the folders on the way to ``folder``. So a loop of links ends. ``key``: names errors.
-    """
+    """Yield what matches the glob ``parts`` in ``folder``; a link into ``above`` (real paths) would be a loop."""
     first, rest = parts[0], parts[1:]
     if first != "**" and not set(_WILD) & set(first):
         name = os.path.join(folder, first)  # noqa: PTH118
@@ -227,10 +220,7 @@ def _empty(folder: str, tally: Tally) -> InputError:
 
 
 def _below(root: Path, tally: Tally) -> Iterator[str]:
-    """Yield all regular files below ``root`` that are not hidden, and count the entries that are not read in ``tally``.
-
-    A folder that links reach again is read once, and counted.
-    """
+    """Yield the visible regular files below ``root``, each folder once; ``tally`` counts what is not read."""
     visited: set[str] = set()
     folders, linked = [str(root)], list[str]()
     while folders or linked:  # Linked folders come last, so that a file's own name precedes its other names.
@@ -255,10 +245,7 @@ def _below(root: Path, tally: Tally) -> Iterator[str]:
 
 
 def _without_outputs(names: Collection[str], tally: Tally) -> list[str]:
-    """Return the names that lie in no output folder of this package. ``tally`` counts the output folders.
-
-    The searched folder itself never counts as an output folder.
-    """
+    """Return the names outside of output folders of this package below the searched one; ``tally`` counts these."""
     inside: dict[str, set[str]] = {}
     for name in names:
         path = PurePosixPath(name)

@@ -32,10 +32,7 @@ _STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json" 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Files of a corpus, in order, and their common format.
-
-    ``rows``: number of rows in the whole split, by dataset_info.json of save_to_disk; None if unknown.
-    """
+    """Files of a corpus in order, and their format. ``rows``: expected by dataset_info.json; None if unknown."""
 
     files: tuple[str, ...]
     format: Format
@@ -47,9 +44,7 @@ class Chosen:
 def choose(pattern: str, asked: Literal["auto"] | Format, column: str) -> Chosen:
     """Return the files that ``pattern`` names, and their format. Raises InputError unless they have one format.
 
-    A folder yields its files of one format: if there are tables (Parquet, Arrow, JSONL), text files are skipped. With
-    ``asked`` text, it yields every file that is not hidden. A folder of ``save_to_disk`` yields its data files. A file
-    that may have documents in an unsupported form is an error.
+    A folder yields its tables, or text files if it has none (``asked`` text: every visible file).
     """
     matched = finding.find(pattern)
     if matched.folder is not None:

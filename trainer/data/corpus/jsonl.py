@@ -1,7 +1,4 @@
-"""Reads JSON Lines: one object per line. Arrow parses block by block; a block that it refuses is parsed line by line.
-
-Parsing by line finds the wrong row and its error. It also reads JSON that Arrow does not support.
-"""
+"""Reads JSON Lines. Arrow parses block by block; a block that it refuses is parsed line by line, to find the row."""
 
 from __future__ import annotations
 
@@ -19,11 +16,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
-    """Return the kind of content of ``column``: text, tokens (lists of ids) or chat (lists of messages).
-
-    The first value that is neither null nor an empty list decides. Raises InputError if that value is of any other
-    kind, or if it or a row before it lacks the column.
-    """
+    """Return the kind of content by the first value that is no null and no empty list. Raises InputError if none."""
     keys: list[str] = []
     lists = False
     for block in text.blocks(name):
@@ -62,10 +55,7 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
 
 
 def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Yield (row, object) for each line that is not blank; rows count from 0.
-
-    Raises InputError for a line without an object.
-    """
+    """Yield (row, object) for each line that is not blank, from 0. Raises InputError for a line without one."""
     first = 0
     for block in text.blocks(name):
         for row, record in _objects(name, block, first):
@@ -74,10 +64,7 @@ def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
 
 
 def rows(name: str) -> Iterator[list[bytes]]:
-    """Yield the lines of the file ``name`` unparsed, in one list per block that is read from it (many lines each).
-
-    Line ends and blank lines are left out.
-    """
+    """Yield the lines of ``name`` unparsed, without ends and blank ones, a list per block."""
     first = True
     for block in text.blocks(name):
         yield [line for line in (block.removeprefix(_BOM) if first else block).split(b"\n") if line.strip()]

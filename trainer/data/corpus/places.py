@@ -61,10 +61,7 @@ def check_scheme(path: str) -> None:
 
 
 def filesystem_of(url: str, key: str) -> tuple[Any, str]:
-    """Return the pyarrow filesystem of ``url`` and the path within it.
-
-    Raises InputError, naming the key ``key``, if ``url`` is no URL or cannot be opened.
-    """
+    """Return the filesystem of ``url`` and the path in it. Raises InputError, naming ``key``, if that fails."""
     import pyarrow.fs as fs
 
     try:
@@ -79,11 +76,7 @@ def filesystem_of(url: str, key: str) -> tuple[Any, str]:
 
 
 def open_file(name: str, mapped: bool = False) -> Any:
-    """Return the file ``name``, a path or a URL, opened by pyarrow with random access.
-
-    Raises InputError if it cannot be opened. ``mapped``: True to map a local file into memory. Arrays are then views of
-    it, and its pages count as this process' memory.
-    """
+    """Return the opened file. ``mapped``: in memory, where its pages count as this process'. Raises InputError."""
     import pyarrow as pa
 
     if is_remote(name):

@@ -29,11 +29,7 @@ _DOCUMENTS: dict[Content, str] = {
 
 
 def prepare_corpus(config: CorpusConfig) -> Corpus:
-    """Return the corpus of ``config``, found or built, and checked once. Raises InputError if it cannot be used.
-
-    Each call hashes the local files; the check's result is cached. A remote file's size and ETag are requested at each
-    call, and its documents are hashed when it is checked.
-    """
+    """Return the corpus of ``config``, checked once by its files' content, or size and ETag. Raises InputError."""
     cache.clean()
     corpus, key, file_identities = _named(config)
     remote = any(places.is_remote(name) for name in corpus.files)
@@ -195,10 +191,7 @@ def _print_once(line: str) -> None:
 
 
 def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
-    """Return the corpus of token ids in the folder ``made[0]``. The others have the same documents in other formats.
-
-    Raises InputError if files were changed, or if ``config`` gives another column or a key that is not for token ids.
-    """
+    """Return the corpus of token ids in ``made[0]``. Raises InputError if files or keys of ``config`` do not fit."""
     first = made[0]
     column = columns.TOKEN_COLUMNS[first.manifest.format]
     options = {
@@ -246,10 +239,7 @@ def _builtin_file() -> Path:
 
 @dataclass(frozen=True)
 class _Checked:
-    """Numbers of documents and bytes that the check of a corpus counted. It reads every document once.
-
-    ``largest_at``: file and row of the largest token id.
-    """
+    """Documents and bytes that a corpus' check counted. ``largest_at``: file and row of the largest token id."""
 
     documents: int
     empty: int
@@ -260,10 +250,7 @@ class _Checked:
 
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
-    """Read and count the first ``limit`` documents (None: all). ``hashed``: True to hash the documents, too.
-
-    Raises InputError, naming ``key``, for null documents or if all documents are empty; also for an invalid token id.
-    """
+    """Count the first ``limit`` documents (None: all), and hash them if asked. Raises InputError, naming ``key``."""
     import pyarrow.compute as pc
 
     digest, ids = _Digest(), _LargestId()

@@ -20,10 +20,7 @@ _RECIPE = 1  # Raise it when the content of by_row's copy changes: it is part of
 
 
 def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, Any]]:
-    """Yield (file, row, Arrow array) for the first ``documents`` documents (None: all). The array may hold nulls.
-
-    The array's first value is row ``row`` of the file, from 0.
-    """
+    """Yield (file, first row, Arrow array) for the first ``documents`` documents; an array may hold nulls."""
     remaining = documents
     for name in corpus.files:
         row = 0
@@ -53,10 +50,7 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
 
 
 def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
-    """Yield the documents of a corpus of token ids, at most ``rows`` at a time.
-
-    ``eos_id``: removed where it is the last id of a document; None: nothing is removed.
-    """
+    """Yield documents of token ids, at most ``rows`` at a time, without a last id of ``eos_id`` (None: as is)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -139,11 +133,7 @@ def check_unchanged(corpus: Corpus) -> None:
 
 
 def by_row(corpus: Corpus, who: str) -> Corpus:
-    """Return a corpus whose documents can be read by row number.
-
-    It is ``corpus`` itself if that is local Parquet with a column of strings, else a Parquet copy in the cache. Raises
-    InputError, naming ``who``, for token ids.
-    """
+    """Return a corpus to read by row: itself if local Parquet of strings, else a cached copy. ``who``: for errors."""
     if corpus.content == "tokens":
         raise InputError(
             f"{who} tokenizes text, and column {corpus.column!r} of {corpus.name} holds token ids; allowed: data.path "

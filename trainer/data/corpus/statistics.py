@@ -1,8 +1,4 @@
-"""Statistics of a corpus under a tokenizer: lengths, padding and packing, special tokens, exact duplicates.
-
-They take one pass over the documents, with bounded memory. Hashes of many documents go to temporary files, each with a
-share of all hashes.
-"""
+"""Statistics of a corpus under a tokenizer, in one pass and bounded memory: lengths, padding, duplicates."""
 
 from __future__ import annotations
 
@@ -41,10 +37,7 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class AtLength:
-    """Rows of ``sequence_length`` tokens that the corpus fills, padded (one document each, truncated) or packed.
-
-    ``padding_share`` is relative to the positions of all rows, ``cut_off_share`` to all tokens (0 to 1).
-    """
+    """Rows of ``sequence_length`` tokens, padded or packed; shares of positions and of all tokens (0 to 1)."""
 
     sequence_length: int
     padded_rows: int

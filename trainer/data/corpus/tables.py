@@ -32,10 +32,7 @@ def schema(name: str, format: Format) -> Any:
 
 
 def batches(name: str, format: Format, columns: list[str] | None = None, skip: int = 0) -> Iterator[Any]:
-    """Yield a file's rows in record batches of a bounded size. Raises InputError for a damaged file.
-
-    Only for Parquet: ``columns`` to read (None: all), and rows to ``skip``, whose row groups are not read.
-    """
+    """Yield bounded record batches. Parquet only: ``columns`` (None: all), rows to ``skip``. Raises InputError."""
     return _arrow_batches(name) if format == "arrow" else _parquet_batches(name, columns, skip)
 
 
@@ -93,11 +90,7 @@ def _parquet_batches(name: str, columns: list[str] | None, skip: int) -> Iterato
 
 
 def _rows(metadata: Any) -> int:
-    """Return how many rows of a Parquet file with this ``metadata`` to read at once.
-
-    That is about :data:`MAX_ROW_GROUP_BYTES` in the row group with the largest rows, and at most
-    :data:`CORPUS_ROW_GROUP`.
-    """
+    """Return how many rows to read at once: :data:`MAX_ROW_GROUP_BYTES`, at most :data:`CORPUS_ROW_GROUP`."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     mean = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
     return max(1, min(CORPUS_ROW_GROUP, int(MAX_ROW_GROUP_BYTES / mean))) if mean else CORPUS_ROW_GROUP
@@ -151,10 +144,7 @@ def _check_one_file(name: str, file: Any) -> None:
 
 
 def _blocks(footer: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield (offset, length of metadata, length of body) in bytes for each block of data in an Arrow file.
-
-    The footer, a flatbuffer, lists them in its fields 2 (dictionaries) and 3 (record batches).
-    """
+    """Yield (offset, bytes of metadata, bytes of body) of the blocks in the footer's flatbuffer, fields 2 and 3."""
     table = struct.unpack_from("<I", footer)[0]
     fields = table - struct.unpack_from("<i", footer, table)[0]
     for number in (2, 3):

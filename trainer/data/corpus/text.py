@@ -1,7 +1,4 @@
-"""Reads text files: each is a document, or each line of it, or each of its paragraphs between blank lines.
-
-Files are read in blocks of whole lines, decompressed if they are gzip, Zstandard or bzip2.
-"""
+"""Reads text files in blocks, decompressed: each is a document, or each of its lines or paragraphs."""
 
 from __future__ import annotations
 
@@ -67,9 +64,8 @@ def blocks(name: str) -> Iterator[bytes]:
             yield last
 
 
-def too_large(name: str, row: int | None = None) -> InputError:
-    place = name if row is None else f"{name}, row {row}"
-    return InputError(f"{place}: a document of more than {LARGEST_DOCUMENT:,} bytes; divide it")
+def too_large(name: str) -> InputError:
+    return InputError(f"{name}: a document of more than {LARGEST_DOCUMENT:,} bytes; divide it")
 
 
 _BOM = b"\xef\xbb\xbf"
@@ -77,11 +73,7 @@ _BLANK_LINES = re.compile(rb"\n(?:[ \t\r\f\v]*\n)+")
 
 
 def read(name: str, split: Split) -> Iterator[Any]:
-    """Yield the file's documents as Arrow arrays of strings.
-
-    ``line``: a blank line is an empty document. ``blank-line``: no document is empty. Line ends around a document and a
-    byte order mark at the file's start are not part of it.
-    """
+    """Yield documents as Arrow strings, without line ends around and a byte order mark; a paragraph is never empty."""
     import pyarrow as pa
 
     row = 0

@@ -14,10 +14,7 @@ GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 
 @dataclass(frozen=True)
 class ByteLevelBpe:
-    """A byte-level BPE tokenizer. ``ranks``: rank of each piece; a lower one is merged first.
-
-    ``ids``: the tokenizer's id for each rank, followed by those of the added tokens.
-    """
+    """A byte-level BPE. ``ranks``: of each piece, lower merges first. ``ids``: by rank, then of added tokens."""
 
     ranks: dict[bytes, int]
     added: dict[str, int]  # numbers that continue the ranks

@@ -1,8 +1,4 @@
-"""Chooses the engine that encodes: the tokenizer's own library, the requested one, or the fastest.
-
-Another library than the tokenizer's own is used only after a proof that its ids are the same. The cache keeps the proof
-under everything that it depends on.
-"""
+"""Chooses the engine that encodes: the tokenizer's own, the requested, or the fastest, proved to give the same ids."""
 
 from __future__ import annotations
 
@@ -34,12 +30,7 @@ Build = Callable[[str], Any]  # library's name -> its engine
 def choose(
     config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
 ) -> tuple[str, Proof | None]:
-    """Return (name of the library that encodes, proof of the libraries that were compared with ``own``).
-
-    The proof is None if no library was compared. ``own``: the tokenizer's library. ``others``: libraries that may
-    replace ``own``. ``build``: makes the engine of a library. ``key``: cache key of the tokenizer. Raises InputError if
-    the requested library cannot be used.
-    """
+    """Return the name of the library that encodes, and the proof (None if none was compared). Raises InputError."""
     requested: str | None = config.engine
     others = tuple(others)
     if requested is None or requested == own:
@@ -78,11 +69,7 @@ def installed(library: str) -> bool:
 
 
 def check_no_special_tokens(corpus: Corpus, tokens: list[str], fingerprint: str, policies: Sequence[str]) -> None:
-    """Raise InputError if a document contains one of the special ``tokens`` as text.
-
-    ``fingerprint``: of the tokenizer, for the cached result. ``policies``: values of special_tokens_in_text that the
-    message names as allowed.
-    """
+    """Raise InputError, allowing ``policies``, if a document has one of ``tokens`` (of ``fingerprint``) as text."""
     if (match := _holding(corpus, tokens, fingerprint)) is not None:
         count, document, token = match
         raise InputError(
@@ -108,10 +95,7 @@ def check_template(corpus: Corpus, tokens: list[str], fingerprint: str) -> None:
 
 
 def _holding(corpus: Corpus, tokens: list[str], fingerprint: str) -> tuple[int, int, str] | None:
-    """Return (number of documents with a token, index of the first one, its token); None without any.
-
-    The result is cached. ``fingerprint``: of the tokenizer.
-    """
+    """Return (documents with a token, the first one's index, its token), cached; None without any."""
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0
@@ -147,10 +131,7 @@ def _proof(own: str, candidates: list[str], build: Build, corpus: Corpus, *, who
 
 
 def _processor() -> list[Any]:
-    """Return a description of the processor: [architecture, list of model names, number of usable cores].
-
-    Speeds and the instructions that libraries choose depend on it.
-    """
+    """Return [architecture, model names, usable cores]: speeds and chosen instructions depend on them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

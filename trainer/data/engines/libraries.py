@@ -151,10 +151,7 @@ _PRETRAINED = "data.tokenizer.pretrained"
 
 
 def load_auto(location: str, name: str | None = None) -> Any:
-    """Load an AutoTokenizer from ``location``, called ``name`` in messages.
-
-    Raises InputError if it cannot be loaded, or only by running code that comes with it.
-    """
+    """Load an AutoTokenizer, or raise InputError if that fails or would run code that comes with it."""
     if code := carried_code(Path(location), of_tokenizer=True):
         raise _never_run(name or location, code)
     from transformers import AutoTokenizer
@@ -237,11 +234,7 @@ class Tiktoken(_FromFlat):
 
 
 class Gigatoken(_FromFlat):
-    """Encodes with gigatoken in the calling thread, because its own threads would not survive a fork.
-
-    One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"). So each call takes
-    an idle tokenizer or makes another one. ``encode`` holds Python's lock, ``encode_batch`` releases it.
-    """
+    """Encodes in the calling thread (its own threads would not survive a fork), with a tokenizer per thread at once."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         import gigatoken

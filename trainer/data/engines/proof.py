@@ -56,11 +56,7 @@ class Proof:
 
 
 def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pieces: Iterable[Excerpt]) -> Proof:
-    """Compare engines with the reference library on the hard set (:data:`HARD`) and on ``pieces`` of the corpus.
-
-    ``name``: name of the reference among the speeds. ``candidates``: the engines, by name. Raises InputError if the
-    reference cannot encode one of ``pieces``.
-    """
+    """Compare ``candidates`` with the reference (among speeds: ``name``) on the hard set and on ``pieces``."""
     trial = _Trial(reference, dict(candidates))
     hard = {**HARD, **special_cases(reference.special_tokens())}
     texts: list[str] = []
@@ -105,11 +101,7 @@ class _Trial:
         self.refused: dict[str, str] = {}
 
     def compare(self, places: Sequence[str], texts: list[str], rotation: int = 0) -> tuple[Encoded, dict[str, int]]:
-        """Encode ``texts`` by each engine, in an order that ``rotation`` rotates, and refuse engines whose ids differ.
-
-        Return the reference's ids, and the CPU time in ns of each engine that agrees; "" is the reference. ``places``:
-        name of each text in messages.
-        """
+        """Encode ``texts`` by all, refuse differing engines; return the reference's ids, CPU ns by engine ("": it)."""
         order = ["", *self.engines]
         encoded: dict[str, Encoded] = {}
         took_ns: dict[str, int] = {}
@@ -131,10 +123,7 @@ class _Trial:
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
-        """Encode one text by every method of each engine, and refuse engines that differ from the reference.
-
-        Return the reference's ids; None if the reference cannot encode the text, or if no engine is left.
-        """
+        """Encode one text by every method, refuse differing engines; return the reference's ids, None without any."""
         if not self.engines:
             return None
         try:
@@ -153,10 +142,7 @@ class _Trial:
         return ids
 
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
-        """Encode ``texts`` again in two threads at once, and refuse engines whose ids are not ``expected``.
-
-        One thread takes the texts from first to last, the other from last to first.
-        """
+        """Encode again in two threads, from first to last and back, and refuse engines whose ids change."""
         backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
             with ThreadPoolExecutor(_THREADS) as pool:

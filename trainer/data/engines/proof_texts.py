@@ -1,8 +1,4 @@
-"""Texts on which an engine must prove itself (see ``proof.py``): the hard set, and a sample of the corpus.
-
-On the hard set tokenizers are known to disagree. An engine must encode each text of it as the reference does, for any
-corpus. Lone surrogates are left out, because no UTF-8 text contains one. The same corpus always gives the same sample.
-"""
+"""Texts on which an engine must prove itself (see ``proof.py``): a hard set, and a sample of the corpus."""
 
 from __future__ import annotations
 
@@ -116,11 +112,7 @@ class Excerpt(NamedTuple):
 
 
 def sample(corpus: Corpus) -> list[Excerpt]:
-    """Return excerpts of the corpus, in order: every k-th piece, and text around characters beyond ASCII.
-
-    A piece is a document, or a part of a long one. k is a power of 2, so that the pieces have at most
-    :data:`SAMPLE_BYTES`. The first place of each character beyond ASCII gets an excerpt, up to :data:`RARE_CHARACTERS`.
-    """
+    """Return excerpts: every k-th piece up to SAMPLE_BYTES, and the first place of each character beyond ASCII."""
     kept: list[Excerpt] = []
     rare = _RareCharacters()
     stride, size = 1, 0

@@ -73,11 +73,7 @@ def check_uint16(name: str, vocab_size: int) -> None:
 
 
 def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Cut ``stream`` into documents at its end-of-text ids. Yield groups: (ids end to end, length of each document).
-
-    Each yielded document ends in ``eos_id``, also if the id stood before the document (``stream.eos_first``), or if the
-    stream ends within the document. ``eos_id`` None: all tokens are one document.
-    """
+    """Yield groups (ids, lengths) of documents cut at ``eos_id``, each ending in it; None: all is one document."""
     pending: list[NDArray[Any]] = []
     started = not stream.eos_first
     for part in stream.parts:
@@ -103,10 +99,7 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
 
 
 class LlmcWriter(Writer):
-    """Writes documents as llm.c's shards: ``NAME_val_000000.bin``, ``NAME_train_000001.bin`` and so on.
-
-    NAME is ``name``. Each document that is added ends in ``eos_id``, or is empty.
-    """
+    """Writes llm.c's shards ``NAME_val_000000.bin``, ``NAME_train_000001.bin``; documents end in ``eos_id``."""
 
     def __init__(
         self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS

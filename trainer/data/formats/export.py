@@ -121,11 +121,7 @@ def export(
 
 
 def import_tokens(format: ExchangeFormat, files: Sequence[Path], vocabulary: Vocabulary, out: Path) -> Imported:
-    """Write the documents of another trainer's ``files`` to the parquet file ``out``, as a column of token ids.
-
-    Return the numbers of documents and tokens, and what the files do not contain. Raises InputError for an id outside
-    ``vocabulary``.
-    """
+    """Write ``files``' documents to a Parquet column of ids. Return counts and what is lost. Raises InputError."""
     stream = read(format, files)
     documents = tokens = 0
 
@@ -177,10 +173,7 @@ _TOKENS_AT_ONCE = 1 << 20  # widened at once
 
 @dataclass(frozen=True)
 class FormatCost:
-    """Size of one format in bytes, and median seconds of writing and of reading all tokens once.
-
-    ``reason``: reason why the format cannot hold these tokens; "" if it can.
-    """
+    """Size (bytes) and median seconds to write and read a format. ``reason``: why it cannot hold the tokens."""
 
     format: str
     tokens: int  # stored tokens: padded rows cut some
@@ -192,10 +185,7 @@ class FormatCost:
 
 @dataclass(frozen=True)
 class _Way:
-    """Writer and reader of one format, to be timed. ``write`` opens a writer in a folder.
-
-    ``read`` reads all tokens in that folder and returns their number.
-    """
+    """How to time a format: ``write`` opens a writer in a folder, ``read`` returns the number of tokens there."""
 
     write: Callable[[Path], AbstractContextManager[Any]]
     read: Callable[[Path], int]
@@ -204,11 +194,7 @@ class _Way:
 def costs(
     flat: FlatTokens, vocabulary: Vocabulary, sequence_length: int, pad_id: int, folder: Path, repeats: int
 ) -> Iterator[FormatCost]:
-    """Write ``flat`` into ``folder`` and read it back, ``repeats`` times in each format. Yield the cost of each format.
-
-    The files are deleted after each repetition. ``vocabulary``, ``sequence_length``, ``pad_id``: settings of the
-    formats.
-    """
+    """Yield each format's cost: ``flat`` written into ``folder`` and read back ``repeats`` times, then deleted."""
     kind = token_type(vocabulary.size)
     ways = {
         "padded": _Way(

@@ -41,11 +41,7 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class FlatTokens:
-    """Token ids of all documents end to end, usually mapped into memory from a file.
-
-    ``tokens``: the ids, read-only. ``places``: index in ``tokens`` where each document begins, and last the number of
-    tokens; shape (documents + 1,).
-    """
+    """Token ids of all documents end to end, and ``places`` (documents + 1): where each begins, and the end."""
 
     tokens: NDArray[Any]
     places: NDArray[np.int64]
@@ -80,10 +76,7 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class Writer:
-    """Context manager that calls :meth:`close` at its end, or :meth:`abandon` after an error in its block.
-
-    The error in the block is raised on; an error of :meth:`abandon` is dropped.
-    """
+    """Context manager that calls :meth:`close`, or :meth:`abandon` (whose own error is dropped) after an error."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -130,11 +123,7 @@ _VERSION = 1
 
 
 class TokenJournal(Writer):
-    """Flat tokens in ``folder``, written group by group, after the groups that a killed process left there.
-
-    ``origin``: description of the source; a journal of another source is removed. Read all of :meth:`kept` before the
-    first :meth:`add`.
-    """
+    """Flat tokens in groups, after those that a killed process of the same ``origin`` left: read kept() first."""
 
     def __init__(self, folder: Path, origin: JsonObject, dtype: np.dtype[Any]) -> None:
         self.documents = self.tokens = 0
@@ -181,10 +170,7 @@ class TokenJournal(Writer):
         self._journal.flush()
 
     def finish(self) -> dict[str, str]:
-        """Close the journal, and give both token files a name in the parent of the journal's folder.
-
-        They are hard-linked there, or moved if that fails. Return the SHA-256 of each by file name.
-        """
+        """Close the journal and link (or move) both files into its parent. Return the SHA-256 of each by name."""
         self.close()
         digests = {}
         for name, digest in zip((TOKENS, PLACES), self._hashes, strict=True):
@@ -210,10 +196,7 @@ class TokenJournal(Writer):
         return json.dumps([self.documents, self.tokens, *digests]) + "\n"
 
     def _read(self, line: str) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Read the next group of documents, and check it against ``line`` of the journal. Return (token ids, lengths).
-
-        Return None if line and data do not match; the files then stay at their positions.
-        """
+        """Return the next group (ids, lengths), or None, with files where they were, if ``line`` does not match it."""
         try:
             documents, tokens = (int(value) for value in json.loads(line)[:2])
         except (ValueError, TypeError, OverflowError, RecursionError):

@@ -19,7 +19,6 @@ from trainer.config import CorpusConfig
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.corpus.dedup import spark, spark_tasks
 from trainer.data.corpus.dedup.labelled import write_labelled
-from trainer.data.corpus.dedup.pairs import components
 from trainer.data.corpus.dedup.rows import schema_of
 from trainer.data.corpus.dedup.run import DedupOutcome, DedupResult, SparkOptions, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingling
@@ -87,9 +86,7 @@ def test_a_work_folder_that_an_executor_does_not_see_is_one_line(corpus: Corpus,
 
 @pytest.mark.slow
 @needs_spark
-def test_spark_keeps_what_the_local_engine_keeps(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_keeps_what_the_local_engine_keeps(corpus, tmp_path, monkeypatch) -> None:
     """The real thing, local[2]: the same files; as many jobs as tables; nothing collected; nothing left behind."""
     stages: list[SparkStage] = []
     real = spark.run
@@ -115,7 +112,6 @@ def test_spark_keeps_what_the_local_engine_keeps(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a [b]", "local"]
     assert [path.name for path in (tmp_path / "a [b]").iterdir()] == ["spark"]
     # The chain is 40 documents long: each round more than halves it.
-    assert found.rounds is not None
     assert found.rounds <= 7
     rounds = [f"round-{number}" for number in range(found.rounds + 1)]
     assert [one.name for one in stages] == [*STAGES[:4], *rounds, *STAGES[4:]] == begun
@@ -150,34 +146,6 @@ def test_nothing_is_collected() -> None:
         assert not re.search(
             r"collect\(|collect_|toPandas|toLocalIterator|toArrow|coalesce\(1|\.rdd|\.take\(\d|\.head\(", source
         )
-
-
-def test_large_star_and_small_star_join_groups() -> None:
-    """The rounds that Spark does, in plain Python, on chains, stars and rings: what a search finds, in few of them."""
-    draws = np.random.default_rng(1)
-    for edges in (
-        [(number, number + 1) for number in range(64)],
-        [(min(one, other), max(one, other)) for one, other in draws.integers(0, 90, (60, 2)) if one != other],
-    ):
-        stars, rounds = {(other, one) for one, other in edges}, 0
-        while (now := _round(stars)) != stars:
-            stars, rounds = now, rounds + 1
-        left, right = (np.array([edge[side] for edge in edges]) for side in (0, 1))
-        nodes, groups = components(left, right)
-        assert stars == {(one, low) for one, low in zip(nodes.tolist(), groups.tolist(), strict=True) if one != low}
-        assert rounds <= 7
-
-
-def _round(stars: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    large = set()
-    for one in {end for edge in stars for end in edge}:
-        around = {high + low - one for high, low in stars if one in (high, low)}
-        large |= {(other, min(*around, one)) for other in around if other > one}
-    small = set()
-    for high in {high for high, _ in large}:
-        below = {low for one, low in large if one == high}
-        small |= {(one, min(below)) for one in (*below, high) if one != min(below)}
-    return small
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.trainer.data.corpus.corpora import WRITERS, arrow, compressed, jsonl, parquet
+from tests.trainer.data.corpus.corpora import WRITERS, arrow, jsonl, parquet
+from tests.trainer.refusals import refusal
 from trainer.config import CorpusConfig
-from trainer.data import cache
 from trainer.data.corpus import Corpus, base, by_row, iter_texts, prepare_corpus, reading, tables
 from trainer.data.corpus import text as text_files
 from trainer.data.train_tokenizer import sample
@@ -24,11 +24,7 @@ from trainer.errors import InputError
 
 
 def refused(path: Path | str, **settings: Any) -> str:
-    with pytest.raises(InputError) as error:
-        prepare_corpus(CorpusConfig(path=str(path), **settings))
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+    return refusal(prepare_corpus, CorpusConfig(path=str(path), **settings))
 
 
 ONE_FILE = [name for name in WRITERS if name not in ("save_to_disk", "text files")]
@@ -36,9 +32,7 @@ ONE_FILE = [name for name in WRITERS if name not in ("save_to_disk", "text files
 
 @pytest.mark.parametrize("kept", [1, 4, 7, 0.5, -1, -9])
 @pytest.mark.parametrize("name", ONE_FILE)
-def test_a_file_that_was_cut_short_is_never_a_traceback(
-    tmp_path: Path, texts: list[str], name: str, kept: float
-) -> None:
+def test_a_file_that_was_cut_short_is_never_a_traceback(tmp_path, texts, name, kept) -> None:
     """What has a footer, an end mark or a checksum is refused; of JSON Lines the line that is cut."""
     path = WRITERS[name](tmp_path, [f"{text}." for text in texts])
     content = path.read_bytes()
@@ -55,9 +49,7 @@ FLIPPED = {"parquet", "arrow file", "arrow stream", "jsonl.gz", "jsonl.zst", "js
 @pytest.mark.parametrize("name", sorted(FLIPPED))
 @examples(40)
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_one_line_or_another_corpus(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], name: str, at: float, bit: int
-) -> None:
+def test_a_flipped_bit_is_one_line_or_another_corpus(tmp_path_factory, texts, name, at, bit) -> None:
     """A bit within a document's letters makes other letters, of which no format here has a checksum; the fingerprint
     of the file's content differs then."""
     folder = tmp_path_factory.mktemp("flipped")
@@ -103,13 +95,6 @@ def test_lines_that_are_none(tmp_path: Path, content: bytes, line: str) -> None:
     assert str(tmp_path / "a.jsonl") in message
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_million_empty_documents_are_no_corpus(tmp_path: Path, name: str) -> None:
-    """Two thousand; test_many_empty_documents has more."""
-    path = WRITERS[name](tmp_path, [""] * (20 if name == "text files" else 2_000))
-    assert "all of them empty" in refused(path)
-
-
 def test_many_empty_documents_are_read_in_small_lists(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": ""}\n' * 100_000 + '{"text": "a"}\n')
@@ -132,13 +117,9 @@ def test_many_empty_documents_are_read_in_small_lists(tmp_path: Path) -> None:
 def test_files_that_are_not_what_they_seem(tmp_path: Path, name: str, content: bytes, line: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert line in refused(tmp_path / name)
-
-
-def test_the_line_of_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"good\nb\xffd\n")
-    assert f"{tmp_path}/a.txt, row 1 (from 0): not UTF-8 text (byte 1: 0xff)" in refused(
-        tmp_path / "a.txt", split="line"
-    )
+    if content.startswith(b"good"):
+        lines = refused(tmp_path / name, split="line")
+        assert lines.startswith(f"{tmp_path}/a.txt, row 1 (from 0): not UTF-8 text (byte 1: 0xff)")
 
 
 def test_a_document_larger_than_arrow_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +159,16 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_groups")
-@pytest.mark.parametrize("name", ["jsonl", "arrow stream", "one record batch", "parquet", "lines", "paragraphs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("jsonl", "one record batch"),
+        *(
+            pytest.param(one, marks=(pytest.mark.slow, pytest.mark.nightly))
+            for one in ("arrow stream", "paragraphs", "parquet", "lines")
+        ),
+    ],
+)
 def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name: str) -> None:
     documents = [str(number) * 5_000 for number in range(1000, 1800)]  # 16 MB: four times what is handed on together
     path = write_large(tmp_path, name, documents)
@@ -203,7 +193,7 @@ def test_memory_is_bounded_whatever_the_size_of_the_corpus(tmp_path: Path, name:
 
 
 @pytest.mark.usefixtures("_small_groups")
-@pytest.mark.parametrize("name", ["jsonl", "arrow file", "parquet", "jsonl.zst", "text files"])
+@pytest.mark.parametrize("name", ["jsonl", "parquet", "text files"])
 def test_a_huge_document_among_small_ones(tmp_path: Path, name: str) -> None:
     """Of 5 MB: above all limits of what is handed on together."""
     huge = "0123456789abcde\n" * (5 * 2**16)
@@ -214,9 +204,7 @@ def test_a_huge_document_among_small_ones(tmp_path: Path, name: str) -> None:
     assert [text for part in iter_texts(by_row(corpus, "data.path")) for text in part] == documents
 
 
-def test_nothing_half_written_stays_where_a_copy_fails(
-    tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
-) -> None:
+def test_nothing_half_written_stays_where_a_copy_fails(tmp_path, fresh_cache, monkeypatch, texts) -> None:
     corpus = prepare_corpus(CorpusConfig(path=str(jsonl(tmp_path, texts))))
 
     def cut(_: Corpus) -> Iterator[list[str]]:
@@ -232,17 +220,6 @@ def test_nothing_half_written_stays_where_a_copy_fails(
     assert not list((fresh_cache / "corpus").iterdir())
 
 
-@pytest.mark.usefixtures("fresh_cache")
-def test_a_damaged_copy_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str], texts: list[str]) -> None:
-    corpus = prepare_corpus(CorpusConfig(path=str(jsonl(tmp_path, texts))))
-    copied = Path(by_row(corpus, "data.path").files[0])
-    cache._known.clear()
-    copied.write_bytes(copied.read_bytes()[:-9])
-    again = by_row(corpus, "data.path")
-    assert "built again" in capsys.readouterr().err
-    assert [text for part in iter_texts(again) for text in part] == texts
-
-
 def test_a_file_that_changes_between_check_and_reading(tmp_path: Path, texts: list[str]) -> None:
     writers: list[tuple[Callable[..., Path], str]] = [(jsonl, "data.jsonl"), (parquet, "data.parquet")]
     for write, name in writers:
@@ -256,10 +233,3 @@ def test_a_file_that_changes_between_check_and_reading(tmp_path: Path, texts: li
     stream.unlink()
     with pytest.raises(InputError, match=r"data\.arrow: cannot be read"):
         list(iter_texts(corpus))
-
-
-def test_compressed_text_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\ntwo")
-    path = compressed(tmp_path / "a.txt", ".zst").rename(tmp_path / "b")
-    corpus = prepare_corpus(CorpusConfig(path=str(path), split="line"))
-    assert list(iter_texts(corpus)) == [["one", "two"]]

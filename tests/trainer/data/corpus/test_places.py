@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 
+from tests import s3
 from tests.trainer.data.corpus.corpora import WRITERS, jsonl, parquet
+from tests.trainer.refusals import refusal
 from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data.corpus import by_row, check_there, iter_texts, places, prepare_corpus
 from trainer.data.pretokenize import pretokenize
@@ -25,14 +26,10 @@ def texts_of(path: str, **settings: Any) -> list[str]:
 
 
 def refused(path: str) -> str:
-    with pytest.raises(InputError) as error:
-        prepare_corpus(CorpusConfig(path=path))
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+    return refusal(prepare_corpus, CorpusConfig(path=path))
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["parquet", "jsonl.zst", "arrow stream", "save_to_disk", "text files"])
 def test_a_file_url_is_the_file(tmp_path: Path, texts: list[str], name: str) -> None:
     folder = tmp_path / "with a space"
     folder.mkdir()
@@ -61,7 +58,7 @@ def memory() -> Iterator[str]:
     fsspec.filesystem("memory").store.clear()
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["parquet", "jsonl.zst", "arrow stream", "save_to_disk", "text files"])
 def test_what_fsspec_knows_is_read(tmp_path: Path, texts: list[str], memory: str, name: str) -> None:
     path = WRITERS[name](tmp_path, texts)
     upload(tmp_path, memory)
@@ -97,9 +94,7 @@ def test_a_remote_corpus_is_known_by_its_documents(tmp_path: Path, texts: list[s
 
 
 @pytest.mark.usefixtures("fresh_cache")
-def test_a_file_that_changes_behind_the_check_is_refused_and_nothing_is_kept(
-    tmp_path: Path, texts: list[str], memory: str
-) -> None:
+def test_a_file_that_changes_behind_the_check_is_refused_and_nothing_is_kept(tmp_path, texts, memory) -> None:
     """The cache would give its tokens to whoever comes with the documents that were checked."""
     upload(jsonl(tmp_path, texts).parent, memory)
     for url in (f"{memory}/data.jsonl", str(tmp_path / "data.jsonl")):
@@ -140,12 +135,11 @@ def test_what_is_wrong_with_a_url_is_one_line(memory: str) -> None:
 @pytest.mark.slow
 def test_a_server_that_is_not_there_is_one_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]  # bound, but nobody listens
-        _s3_at(monkeypatch, f"http://127.0.0.1:{port}")
+        closed.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        for name, value in s3.environment(f"http://127.0.0.1:{closed.getsockname()[1]}").items():
+            monkeypatch.setenv(name, value)
         message = refused("s3://bucket/x.jsonl")
     assert message.startswith("s3://bucket/x.jsonl: cannot be read (")
-    assert "bucket" in message
 
 
 @pytest.mark.slow
@@ -178,29 +172,15 @@ def test_an_http_server_that_falls_silent_is_one_line(monkeypatch: pytest.Monkey
     places._of_fsspec.cache_clear()
 
 
-def _s3_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["parquet", "jsonl.gz", "save_to_disk", "arrow file", "text files"])
-def test_an_s3_server_is_read(
-    tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch, s3: str, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["parquet", "jsonl.gz", "save_to_disk"])
+def test_an_s3_server_is_read(tmp_path: Path, texts: list[str], server: str, name: str) -> None:
     import pyarrow.fs as fs
 
-    _s3_at(monkeypatch, s3)
     path = WRITERS[name](tmp_path, texts)
     filesystem, _ = places.resolved("s3://any")
-    bucket = f"corpus-{name.replace(' ', '-').replace('_', '-').replace('.', '-')}"
-    made = fs.S3FileSystem(endpoint_override=s3.split("://")[1], scheme="http", allow_bucket_creation=True)
-    made.create_dir(bucket)
+    bucket = f"corpus-{name.replace('_', '-').replace('.', '-')}"
+    s3.filesystem(server).create_dir(bucket)
     fs.copy_files(str(tmp_path), f"{bucket}/deep", fs.LocalFileSystem(), filesystem)
     url = f"s3://{bucket}/deep" if path == tmp_path else f"s3://{bucket}/deep/{path.name}"
     corpus = prepare_corpus(CorpusConfig(path=url))
@@ -218,13 +198,7 @@ def test_an_s3_server_is_read(
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
+def server() -> Iterator[str]:
     """The address of a server of this process' own."""
-    server = pytest.importorskip(
-        "moto.server", reason="moto is not installed: pip install 'llm-training-harness[s3-test]'"
-    )
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
+    with pytest.MonkeyPatch.context() as patch, s3.serving(patch) as address:
+        yield address

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,9 +49,7 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
 
 @pytest.mark.parametrize("access", ["scalar", "zero-copy"])
 @pytest.mark.parametrize("path", READ_BY)
-def test_batches_are_those_of_the_text(
-    made: Path, make_config: Callable[..., DataConfig], path: str, access: str
-) -> None:
+def test_batches_are_those_of_the_text(made, make_config, path, access) -> None:
     of_text = epoch(make_config(path=path, access=access))
     for place in (made, made / "flat", made / "token-list"):
         config = make_config(path=path, access=access, corpus={"path": str(place)}, tokenizer={"train": {}})
@@ -60,9 +57,7 @@ def test_batches_are_those_of_the_text(
 
 
 @pytest.mark.parametrize("path", READ_BY)
-def test_a_folder_of_the_right_format_is_read_as_it_is(
-    made: Path, make_config: Callable[..., DataConfig], path: str
-) -> None:
+def test_a_folder_of_the_right_format_is_read_as_it_is(made, make_config, path) -> None:
     found = prepare(make_config(path=path, corpus={"path": str(made)}))
     assert found.pretokenized == str(made / READ_BY[path])
     longer = prepare(make_config(path=path, corpus={"path": str(made)}, sequence_length=LENGTH + 1))
@@ -71,9 +66,7 @@ def test_a_folder_of_the_right_format_is_read_as_it_is(
     assert fewer.pretokenized != found.pretokenized
 
 
-def test_padded_rows_alone_give_their_tokens_without_padding(
-    made: Path, make_config: Callable[..., DataConfig]
-) -> None:
+def test_padded_rows_alone_give_their_tokens_without_padding(made, make_config) -> None:
     whole, cut = (
         [
             encoded.ids[end - n : end].tolist()
@@ -87,9 +80,7 @@ def test_padded_rows_alone_give_their_tokens_without_padding(
     assert same(epoch(config), epoch(make_config(path="tokens-padded")))
 
 
-def test_its_own_tokenizer_is_used_and_no_other(
-    made: Path, make_config: Callable[..., DataConfig], bare_pretrained: str, tmp_path: Path
-) -> None:
+def test_its_own_tokenizer_is_used_and_no_other(made, make_config, bare_pretrained, tmp_path) -> None:
     corpus = {"path": str(made)}
     own = prepare(make_config(path="tokens-mmap")).tokenizer.fingerprint
     for tokenizer in ({"train": {}}, {"pretrained": str(made / "flat" / FOLDER)}):
@@ -103,13 +94,7 @@ def test_its_own_tokenizer_is_used_and_no_other(
         prepare(make_config(path="tokens-mmap", corpus={"path": str(tmp_path / "flat")}))
 
 
-def test_what_is_wrong_with_a_folder_is_one_line(
-    made: Path,
-    make_config: Callable[..., DataConfig],
-    corpus_glob: str,
-    tokenizer_config: TokenizerConfig,
-    tmp_path: Path,
-) -> None:
+def test_what_is_wrong_with_a_folder_is_one_line(made, make_config, corpus_glob, tokenizer_config, tmp_path) -> None:
     for name in ("flat", "padded"):
         shutil.copytree(made / name, tmp_path / name)
 

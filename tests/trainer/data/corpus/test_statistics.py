@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.trainer.data.conftest import make_texts
-from tests.trainer.data.corpus.corpora import WRITERS, jsonl, parquet
+from tests.trainer.data.corpus.corpora import jsonl
 from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
 from trainer.data.corpus import prepare_corpus
 from trainer.data.corpus.statistics import _EXACT, CorpusStatistics, DuplicateCounter, _Lengths, statistics_of
-from trainer.data.pretokenize import pretokenize
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer, special_ids
 
 LENGTHS = (2, 16, 64, 1000)
@@ -65,26 +64,6 @@ def test_counts_are_those_of_a_plain_count(tmp_path: Path, kind: str) -> None:
     assert sum(one.documents for one in found.bins) == len(lengths)
 
 
-def test_padding_is_what_the_pretokenizer_writes(tmp_path: Path, texts: list[str]) -> None:
-    corpus = prepare_corpus(CorpusConfig(path=str(parquet(tmp_path, texts))))
-    info = prepare_tokenizer(TokenizerConfig(train=TrainTokenizer(vocab_size=300)), corpus)
-    found = statistics_of(corpus, info, [16])
-    padded = pretokenize(corpus, info, "padded", 16).manifest
-    assert found.tokens == padded.tokens
-    assert found.at[0].cut_off_share == pytest.approx(1 - padded.rows_tokens / padded.tokens)
-    assert found.at[0].padded_rows == padded.documents - padded.empty
-
-
-def test_every_format_has_the_same_statistics(tmp_path: Path, texts: list[str], bare_pretrained: str) -> None:
-    seen = set()
-    for name in ("parquet", "jsonl.gz", "arrow stream", "text files"):
-        (tmp_path / name).mkdir()
-        path = WRITERS[name](tmp_path / name, texts)
-        found, _ = counted(path, TokenizerConfig(pretrained=bare_pretrained))
-        seen.add((found.tokens, found.text_bytes, found.bins, found.at, found.duplicate_documents))
-    assert len(seen) == 1
-
-
 def test_stored_tokens_have_the_statistics_of_their_text(tmp_path: Path, texts: list[str]) -> None:
     of_text, info = counted(jsonl(tmp_path, texts), TokenizerConfig(train=TrainTokenizer(vocab_size=300)))
     ids = document_tokens(load_tokenizer(info).encode_batch(texts), info.eos_id)
@@ -112,9 +91,7 @@ def test_unknown_and_special_tokens_are_told_apart(tmp_path: Path) -> None:
     assert found.unknown_share
 
 
-def test_a_tokenizer_without_an_unknown_token_says_so(
-    tmp_path: Path, texts: list[str], bare_sentencepiece: str
-) -> None:
+def test_a_tokenizer_without_an_unknown_token_says_so(tmp_path, texts, bare_sentencepiece) -> None:
     found, _ = counted(jsonl(tmp_path, texts), TokenizerConfig(train=TrainTokenizer(vocab_size=300)))
     assert found.unknown_share is None
     of_pieces, info = counted(jsonl(tmp_path, [*texts, "☃ ☃"]), TokenizerConfig(sentencepiece=bare_sentencepiece))
@@ -153,8 +130,3 @@ def test_duplicates_are_counted_in_memory_as_in_files(monkeypatch: pytest.Monkey
     counts = Counter(one for one in contents if one)
     assert found.documents == sum(number - 1 for number in counts.values())
     assert found.bytes == sum((number - 1) * len(one) for one, number in counts.items())
-
-
-def test_a_corpus_without_duplicates_has_none(tmp_path: Path) -> None:
-    found, _ = counted(jsonl(tmp_path, ["a", "b", ""]), TokenizerConfig(train=TrainTokenizer(vocab_size=300)))
-    assert (found.duplicate_documents, found.duplicate_share, found.duplicate_bytes_share) == (0, 0.0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.trainer.data.corpus.corpora import arrow, jsonl, parquet, saved_to_disk
-from tests.trainer.data.test_packing import assert_same
-from trainer.config import CorpusConfig, DataConfig, EvaluationConfig, TokenizerConfig, TrainTokenizer
+from tests.trainer.data.test_packing import assert_all_same
+from tests.trainer.refusals import refusal
+from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
 from trainer.data.corpus import iter_encoded, iter_texts, prepare_corpus
-from trainer.data.dataset import Epoch, held_out_batches
+from trainer.data.dataset import Epoch
 from trainer.data.prepare import prepare
 from trainer.data.tokenizers import document_tokens, load_tokenizer, prepare_tokenizer
 from trainer.data.verify import verify
@@ -40,16 +45,11 @@ def ids_of(config: DataConfig, texts: list[str], end: bool) -> list[list[int]]:
 
 
 def refused(path: Path | str, **settings: Any) -> str:
-    with pytest.raises(InputError) as error:
-        prepare_corpus(CorpusConfig(path=str(path), **settings))
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+    return refusal(prepare_corpus, CorpusConfig(path=str(path), **settings))
 
 
-@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize(("path", "end"), [("tokens-padded", False), ("tokens-stream", True)])
 @pytest.mark.parametrize("name", TOKEN_WRITERS)
-@pytest.mark.parametrize("path", ["tokens-padded", "tokens-stream"])
 def test_stored_tokens_make_the_same_batches_as_the_text(
     tmp_path: Path, texts: list[str], corpus_file: str, trained: str, make_config: Make, path: str, name: str, end: bool
 ) -> None:
@@ -61,8 +61,7 @@ def test_stored_tokens_make_the_same_batches_as_the_text(
     prepared = prepare(of_tokens)
     assert (prepared.corpus.content, prepared.corpus.documents, prepared.corpus.empty) == ("tokens", 60, 3)
     assert prepared.tokenizer.eos_id is not None
-    for left, right in zip(Epoch(of_text, prepare(of_text), 1), Epoch(of_tokens, prepared, 1), strict=True):
-        assert_same(left, right)
+    assert_all_same(Epoch(of_text, prepare(of_text), 1), Epoch(of_tokens, prepared, 1))
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +90,6 @@ def test_encoded_documents_are_what_was_stored(tmp_path: Path) -> None:
             assert found == expected
 
 
-def test_stored_tokens_can_be_held_out(tmp_path: Path, texts: list[str], trained: str, make_config: Make) -> None:
-    config = make_config(tokenizer=TokenizerConfig(pretrained=trained), path="tokens-padded")
-    stored = jsonl(tmp_path, ids_of(config, texts, end=False), IDS)
-    of_tokens = config.model_copy(update={"corpus": CorpusConfig(path=str(stored), column=IDS)})
-    prepared = prepare(of_tokens, evaluation=EvaluationConfig(fraction=0.3))
-    assert prepared.split is not None
-    assert prepared.split.training + prepared.split.held_out == len(texts)
-    assert held_out_batches(of_tokens, prepared, 2)
-
-
 def test_stored_tokens_have_no_text(tmp_path: Path, trained: str, make_config: Make) -> None:
     corpus = CorpusConfig(path=str(jsonl(tmp_path, [[1, 2]], IDS)), column=IDS)
     with pytest.raises(InputError, match="has token ids, not text"):
@@ -125,9 +114,7 @@ def test_stored_tokens_have_no_text(tmp_path: Path, trained: str, make_config: M
 @pytest.mark.parametrize(
     "write", [jsonl, lambda folder, rows, column: parquet(folder, rows, pa.list_(pa.int64()), column)]
 )
-def test_ids_that_are_none(
-    tmp_path: Path, trained: str, write: Callable[[Path, list[Any], str], Path], rows: list[Any], line: str
-) -> None:
+def test_ids_that_are_none(tmp_path, trained, write, rows, line) -> None:
     path = write(tmp_path, rows, IDS)
     with pytest.raises(InputError) as error:
         prepare_tokenizer(TokenizerConfig(pretrained=trained), prepare_corpus(CorpusConfig(path=str(path), column=IDS)))
@@ -164,9 +151,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory, trained: str) -> Path:
 
 @pytest.mark.parametrize("write", [jsonl, lambda folder, rows, column: parquet(folder, rows, None, column)])
 @pytest.mark.parametrize("where", ["folder", "jinja", "config"])
-def test_chats_are_rendered_as_transformers_does(
-    tmp_path: Path, chatty: Path, write: Callable[[Path, list[Any], str], Path], where: str
-) -> None:
+def test_chats_are_rendered_as_transformers_does(tmp_path, chatty, write, where) -> None:
     from transformers import AutoTokenizer
 
     template = chatty
@@ -243,9 +228,7 @@ def test_a_conversation_without_messages_is_an_empty_document(tmp_path: Path) ->
     )
 
 
-def test_sentencepiece_makes_no_special_token_of_what_a_template_writes(
-    tmp_path: Path, bare_sentencepiece: str, corpus_glob: str
-) -> None:
+def test_sentencepiece_makes_no_special_token_of_what_a_template_writes(tmp_path, bare_sentencepiece, corpus_glob):
     """It encodes them as text: a chat would be trained on without them."""
     corpus = prepare_corpus(CorpusConfig(parquet=corpus_glob))
     model = prepare_tokenizer(
@@ -293,9 +276,7 @@ def test_the_template_is_part_of_the_fingerprint_and_never_todays_date(tmp_path:
     ("{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}", "row 1 (from 0): the "),
     ("{{ 1 / 0 }}", "fails: division by zero"),
 ])  # fmt: skip
-def test_a_template_that_fails_or_reaches_further(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, line: str
-) -> None:
+def test_a_template_that_fails_or_reaches_further(tmp_path, monkeypatch, template, line) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.jinja").write_text(template)
     path = jsonl(tmp_path, CHATS, "messages")
@@ -358,3 +339,85 @@ def test_a_tokenizer_json_in_its_folder_keeps_what_the_folder_says(chatty: Path,
     )
     assert by_folder == by_file
     assert by_file.bos_id is not None
+
+
+FORMATS = ("parquet", "arrow", "jsonl")
+Row = list[tuple[int, int]]  # ids, each with its mask
+
+
+def in_columns(format: str, folder: Path, ids: list[list[int]], masks: list[list[int]] | None) -> str:
+    """Write a file with both columns, or with token ids alone."""
+    path = folder / f"x.{format}"
+    columns = {"input_ids": pa.array(ids, pa.list_(pa.int32()))}
+    if masks is not None:
+        columns["attention_mask"] = pa.array(masks, pa.list_(pa.int8()))
+    table = pa.table(columns)
+    if format == "parquet":
+        pq.write_table(table, path, row_group_size=3)
+    elif format == "arrow":
+        with pa.ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table, max_chunksize=2)
+    else:
+        path.write_text("".join(json.dumps(line) + "\n" for line in table.to_pylist()))
+    return str(path)
+
+
+def written(rows: list[Row], format: str, folder: Path) -> str:
+    ids, masks = ([[pair[part] for pair in row] for row in rows] for part in (0, 1))
+    return in_columns(format, folder, ids, masks)
+
+
+def documents(path: str) -> list[list[int]]:
+    corpus = prepare_corpus(CorpusConfig(path=path, column="input_ids"))
+    found: list[list[int]] = []
+    for encoded in iter_encoded(corpus):
+        ends = encoded.lengths.cumsum()
+        found += [encoded.ids[end - n : end].tolist() for end, n in zip(ends, encoded.lengths, strict=True)]
+    assert corpus.documents == len(found)
+    assert corpus.empty == found.count([])
+    return found
+
+
+@examples(40)
+@given(
+    rows=st.lists(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 1)), max_size=8), min_size=1, max_size=9),
+    format=st.sampled_from(FORMATS),
+)
+def test_tokens_are_those_whose_mask_is_not_0(rows: list[Row], format: str) -> None:
+    rows = [*rows, [(7, 1)]]  # a corpus without a token is refused
+    with tempfile.TemporaryDirectory() as folder:
+        assert documents(written(rows, format, Path(folder))) == [[at for at, real in row if real] for row in rows]
+
+
+def test_the_largest_id_is_one_that_is_no_padding(tmp_path: Path) -> None:
+    path = written([[(3, 1), (9000, 0)]], "parquet", tmp_path)
+    assert prepare_corpus(CorpusConfig(path=path, column="input_ids")).largest_id == 3
+
+
+@pytest.mark.parametrize("masked_first", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_with_and_without_a_mask_are_no_corpus(format: str, masked_first: bool, tmp_path: Path) -> None:
+    """Only the first file was asked, so the padding of the others was trained on."""
+    names = ("a", "b") if masked_first else ("b", "a")
+    for name, masked in zip(names, (True, False), strict=True):
+        (tmp_path / name).mkdir()
+        in_columns(format, tmp_path / name, [[3, 0]], [[1, 0]] if masked else None)
+    with pytest.raises(InputError, match="no column attention_mask, which"):
+        documents(str(tmp_path / "*" / f"x.{format}"))
+
+
+def test_masks_that_are_none_are_refused_with_their_row(tmp_path: Path) -> None:
+    def refuses(path: Path | str, line: str) -> None:
+        with pytest.raises(InputError, match=line):
+            documents(str(path))
+
+    for format in FORMATS:  # of another length
+        refuses(in_columns(format, tmp_path, [[1], [2, 2], [3]], [[1], [1], [1]]), r"row 1 \(from 0\): attention_mask")
+    path = in_columns("parquet", tmp_path, [[1], [2, 3], [4, 5]], [[1], [1, 1], [1, 2]])
+    refuses(path, r"row 2 \(from 0\): attention_mask is not a 0 or 1 for each of its 2 token ids")
+    pq.write_table(pa.table({"input_ids": [[1, 2]], "attention_mask": ["11"]}), path)
+    refuses(path, "column 'attention_mask' is string")
+    lines = ['{"input_ids": [3, 0]}\n', '{"input_ids": [3, 0], "attention_mask": [1, 0]}\n']
+    for order in (lines, lines[::-1]):  # a row has none
+        (tmp_path / "x.jsonl").write_text("".join(order))
+        refuses(tmp_path / "x.jsonl", "attention_mask")

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.refusals import refusal
 from trainer.data.formats import exchange
 from trainer.data.formats.exchange import ExchangeFormat, document_chunks
-from trainer.data.formats.export import Division, Vocabulary, export, import_tokens
+from trainer.data.formats.export import Division, Vocabulary, costs, export, import_tokens
 from trainer.data.formats.flat import FlatTokens
 from trainer.errors import InputError
 
@@ -88,9 +89,7 @@ def test_nanogpt_holds_a_share_out_and_no_copy_of_it_stays(tmp_path: Path) -> No
     shard=st.integers(1, 20),
     chunk=st.integers(1, 9),
 )
-def test_import_gives_back_what_export_wrote(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], format: ExchangeFormat, shard: int, chunk: int
-) -> None:
+def test_import_gives_back_what_export_wrote(tmp_path_factory, documents, format, shard, chunk) -> None:
     folder = tmp_path_factory.mktemp("round")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "CHUNK_TOKENS", chunk)
@@ -144,10 +143,7 @@ def shard_of(
 ])  # fmt: skip
 def test_a_wrong_shard_is_one_line(tmp_path: Path, changes: dict[str, object], words: str) -> None:
     path = shard_of(tmp_path / "x.bin", **changes)  # type: ignore[arg-type]
-    with pytest.raises(InputError) as error:
-        import_tokens("llmc", [path], VOCABULARY, tmp_path / "out.parquet")
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    assert words in refusal(import_tokens, "llmc", [path], VOCABULARY, tmp_path / "out.parquet")
     assert [one.name for one in tmp_path.iterdir()] == ["x.bin"]
 
 
@@ -190,3 +186,22 @@ def test_chunks_are_all_documents_in_order(lengths: list[int], start: int, chunk
             ends = np.cumsum(some)
             found += [ids[end - length : end].tolist() for end, length in zip(ends, some, strict=True)]
     assert found == documents[start:]
+
+
+LENGTHS = [5, 0, 40, 3]
+
+
+@pytest.mark.parametrize(("size", "bytes_each"), [(300, 2), (70_000, 4)])
+def test_sizes_and_tokens(tmp_path: Path, size: int, bytes_each: int) -> None:
+    flat = FlatTokens(np.arange(48, dtype="<u2" if bytes_each == 2 else "<u4"), np.cumsum([0, *LENGTHS]))
+    found = {one.format: one for one in costs(flat, Vocabulary(size, 7), 16, 0, tmp_path, repeats=2)}
+    assert found["flat"].size_bytes == 48 * bytes_each + 5 * 8
+    assert found["padded"].tokens == 5 + 16 + 3
+    assert found["token-list"].tokens == found["flat"].tokens == 48
+    for name, header in (("llmc", 1024), ("nanogpt", 0)):
+        if bytes_each == 2:
+            assert (found[name].tokens, found[name].size_bytes) == (48, 48 * 2 + header)
+        else:
+            assert "its ids are uint16" in found[name].reason
+    assert all(one.write_s > 0 and one.read_s > 0 for one in found.values() if not one.reason)
+    assert list(tmp_path.iterdir()) == []

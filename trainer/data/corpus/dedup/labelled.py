@@ -43,10 +43,7 @@ _SYLLABLES = [first + vowel for first in _FIRST for vowel in "aeiou"]
 
 @dataclass(frozen=True)
 class Planned:
-    """A document before it is written. ``origin``: place of its original in the plan (its own place for an original).
-
-    ``variant``: 0 for an original, else 1, 2, ... for its variants.
-    """
+    """Plan of a document. ``origin``: place of its original in the plan; ``variant``: 0 for an original, else 1, 2."""
 
     kind: str
     origin: int
@@ -65,10 +62,7 @@ class Labelled:
 
 
 class _Draws:
-    """Random numbers for one purpose. They follow from ``seed`` and ``place`` alone, not from earlier draws.
-
-    ``place``: integers that identify the purpose and the document.
-    """
+    """Random numbers of one purpose and document (``place``), which follow from it and ``seed`` alone."""
 
     def __init__(self, seed: int, *place: int) -> None:
         state = seed
@@ -105,10 +99,7 @@ def check_count(count: int) -> None:
 
 
 def labelled(count: int, seed: int) -> Iterator[Labelled]:
-    """Generate ``count`` documents in the order of rows.
-
-    Each has its labels: its kind, the row of its original, and the Jaccard similarity (0 to 1) to that.
-    """
+    """Generate documents in the order of rows, with kind, the original's row and the similarity to it (0 to 1)."""
     plan = _plan(count, seed)
     order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
     rows = np.empty(count, np.int64)  # row of each document of the plan
@@ -141,10 +132,7 @@ class _LabelledMaker:
         self._shingler = Shingler(SHINGLING)
 
     def document(self, planned: Planned) -> tuple[str, str, float]:
-        """Return the document's text, its kind, and its Jaccard similarity to the original (1.0 if it is the original).
-
-        The kind is the planned one, or "copy" if no change of the original suits that kind.
-        """
+        """Return text, kind ("copy" if no change suits the planned one), and similarity to the original (0 to 1)."""
         original = self._original(planned.origin)
         draws = _Draws(self._seed, 2, planned.origin, planned.variant)
         if planned.kind in ("original", "single", "copy"):
@@ -163,11 +151,7 @@ class _LabelledMaker:
     def _measured(
         self, planned: Planned, original: list[str], strengths: list[float], draws: _Draws
     ) -> tuple[str, str, float]:
-        """Return (text, kind, similarity to the original) for the first of ``strengths`` that suits the kind.
-
-        ``strengths``: shares (0 to 1) of the original to change; for the kind "related", to keep. If none suits, return
-        an exact copy of the kind "copy".
-        """
+        """Return (text, kind, similarity) by the first of ``strengths`` (shares) that suits; else of an exact copy."""
         for strength in strengths:
             text = self._changed(planned.kind, original, strength, draws)
             sets = self._shingler.sets([" ".join(original), text])

@@ -1,8 +1,7 @@
 """Finds pairs of near-duplicates within buckets, groups documents by them, and decides which document is kept.
 
-A bucket is the set of documents with an equal band. Each document is compared with the :data:`BEFORE` documents before
-it in the bucket, in the corpus' order, by exact Jaccard similarity. The number of pairs therefore grows with the number
-of documents, and all engines find the same pairs.
+Each document is compared with the :data:`BEFORE` documents before it in the bucket, in the corpus' order. So the number
+of pairs grows with the number of documents, and all engines find the same pairs.
 """
 
 from __future__ import annotations
@@ -85,11 +84,7 @@ CROWDED = -1
 
 
 def bucket_pairs(batches: Iterable[tuple[Hashes, Integers]]) -> Iterator[tuple[Integers, Integers]]:
-    """Yield candidate pairs (left, right) of documents in one bucket, with left < right.
-
-    ``batches``: (band keys, documents), sorted by key and document, each document once per key. A pair may come several
-    times. A document that was not compared with all documents before it also comes as a pair with :data:`CROWDED`.
-    """
+    """Yield pairs (left < right), perhaps repeated, of sorted ``batches``; one not compared with all has CROWDED."""
     held_keys, held_rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     for keys, rows in batches:
         held_count = len(held_keys)

@@ -1,8 +1,6 @@
-"""Precision and recall of the removals, against labels.
+"""Precision and recall of the removals, against labels of ``labelled``, or clusters by id or row.
 
-Labels come from ``labelled``, or give the cluster of each document by id or row. Documents of one cluster are
-near-duplicates of each other. A document with an empty cluster is a cluster by itself. A document without a label is
-not counted, but it may connect the documents of a group.
+A document with an empty cluster is alone. One without a label is not counted, but may connect a group.
 """
 
 from __future__ import annotations
@@ -153,11 +151,10 @@ class Clusters:
 
 @dataclass(frozen=True)
 class AtThreshold:
-    """Groups, linked by pairs with a similarity of at least ``threshold``, compared with the labelled clusters.
+    """Groups of pairs of at least ``threshold`` against labelled clusters.
 
-    ``removed``: documents that are removed. ``found``: pairs of labelled documents within a group; ``right``: number of
-    these pairs that are also within a cluster. ``precision``: right / found; ``recall``: right / all pairs within a
-    cluster. None if the divisor is 0.
+    ``found``: pairs of labelled documents within a group; ``right``: of these, pairs within a cluster. ``precision``:
+    right / found; ``recall``: right / all pairs within a cluster; None if the divisor is 0.
     """
 
     threshold: float
@@ -170,11 +167,7 @@ class AtThreshold:
 
 @dataclass(frozen=True)
 class ClusterQuality:
-    """Groups of near-duplicates compared with labelled clusters, ``at`` several thresholds.
-
-    ``labelled``, ``unlabelled``: documents with and without a label. ``unknown``: labels whose document does not exist.
-    ``clusters``: clusters of at least 2 documents. ``pairs``: pairs of documents within a cluster.
-    """
+    """Groups against labelled clusters. ``unknown``: labels without document. ``pairs``: within ``clusters`` of two."""
 
     labelled: int
     unlabelled: int
@@ -185,10 +178,7 @@ class ClusterQuality:
 
 
 def read_clusters(path: Path, corpus: Corpus) -> Clusters:
-    """Read the labelled cluster of each document from a file with a column ``cluster`` and one of ``row`` and ``id``.
-
-    Raises InputError for a file that is empty, or contradicts itself or the corpus.
-    """
+    """Read clusters by ``row`` or ``id``. Raises InputError for a file that is empty or contradicts the corpus."""
     key = f"--labels {path}"
     rows = _labels(path, key)
     if not rows:
@@ -218,10 +208,7 @@ def read_clusters(path: Path, corpus: Corpus) -> Clusters:
 
 
 def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> ClusterQuality:
-    """Compare the groups that ``edges`` (pairs and similarities) form with the labelled ``clusters``.
-
-    Use the edges of at least ``threshold``, then those of at least each multiple of 0.05 above it, up to 1.
-    """
+    """Compare the groups of ``edges`` of at least ``threshold``, then of each multiple of 0.05 above, to labels."""
     left, right, similarities = edges
     labelled = np.flatnonzero(clusters.of >= 0)
     truth = clusters.of[labelled]

@@ -1,8 +1,6 @@
 """Reads whole rows of a corpus, with all columns, and writes those that are kept.
 
-Rows are read a bounded number at a time, under one schema. A row of JSON Lines is its line, as bytes: a table would
-change numbers that do not fit its types. Each share gets a file of kept rows and a Parquet file of removals. Rows of
-JSON Lines keep their original lines; rows of other formats become Parquet.
+A row of JSON Lines stays its line, as bytes: a table would change numbers that do not fit its types.
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ LINE = "line"  # the only column of JSON Lines
 
 
 def schema_of(corpus: Corpus) -> Any:
-    """Return one Arrow schema for the rows of all files. A column that a file lacks is null there.
-
-    Raises InputError if the types of two files conflict, and for a type that Parquet does not have.
-    """
+    """Return one schema for all files (a missing column is null). Raises InputError if types conflict."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,11 +171,7 @@ def check_parts(job: DedupJob) -> None:
 
 
 def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removals, sets: Sets) -> None:
-    """Write the two files of share ``number``: the kept rows of ``tables``, and a list of the removals ``gone``.
-
-    A file gets its final name when it is complete. ``sets``: shingles, to compute the similarity of each removed
-    document to the kept one.
-    """
+    """Write share ``number`` atomically: kept rows of ``tables``, and the removals ``gone`` with similarities."""
     if not Path(job.work).is_dir():
         raise unseen(job)
     first, end = job.bounds(number)

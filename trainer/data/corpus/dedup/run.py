@@ -1,7 +1,6 @@
 """Removes near-duplicates from a corpus, by either engine, into a new folder that appears when it is whole.
 
-The local engine keeps what grows with the corpus in files of a work folder. Memory holds about 10 bytes per document,
-and about 200 per pair of near-duplicates.
+Memory holds about 10 bytes per document, and about 200 per pair of near-duplicates; the rest lies in files.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ class DedupResult:
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """Result: rows of the ``removed`` documents, and of the document ``kept`` instead of each.
-
-    ``edges``: pairs with at least the threshold's similarity; None if they were not asked for.
-    """
+    """Rows ``removed``, and ``kept`` instead of each. ``edges``: pairs at the threshold; None if not asked for."""
 
     result: DedupResult
     removed: Integers
@@ -90,10 +86,9 @@ def deduplicate(
 ) -> DedupOutcome:
     """Remove near-duplicates of ``corpus``, and write the new folder ``out`` with ``kept/`` and ``removed/``.
 
-    Until it is complete, the folder has a temporary name and temporary files (8 bytes per shingle). ``finish``: called
-    with this folder and the outcome, to add files. ``spark`` chooses that engine. ``workers``: threads of the local
-    engine (default: one per core). ``with_edges``: True to return the pairs at or above the threshold, too (24 bytes
-    each). ``stage`` is called with the name of each stage, ``progress`` with the number of sketched documents.
+    ``finish``: adds files to the folder before it gets its name. ``workers``: threads (default: one per core).
+    ``with_edges``: True to return the pairs at the threshold (24 bytes each). ``stage``, ``progress``: called with
+    names and documents.
     """
     if corpus.content != "text":
         raise InputError(
@@ -192,11 +187,7 @@ def _run_here(
 def _sketch(
     job: DedupJob, workers: int, characters: Integers, keys: Spill, digests: Spill, progress: Callable[[int], None]
 ) -> int:
-    """Sketch all documents in order, and return the number of documents without shingles.
-
-    Fills ``characters`` with each document's length, ``keys`` with the keys of its bands, and ``digests`` with the
-    digest of its shingles. ``progress``: called with the number of documents done.
-    """
+    """Fill lengths, keys of bands and digests of shingles for all documents. Return how many have no shingles."""
     without_shingles, texts = 0, TextStream(iter_texts(job.corpus))
     for number in range(job.count):
         first, end = job.bounds(number)
@@ -230,11 +221,7 @@ def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]
 
 
 def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill) -> int:
-    """Read band keys from ``keys``, and write the candidate pairs of all buckets to ``spill``.
-
-    Documents of the mask ``repeated`` are left out. Return the number of crowded documents: those that were not
-    compared with all documents before them in a bucket.
-    """
+    """Write the candidate pairs of ``keys``, without ``repeated`` documents. Return the number of crowded ones."""
     crowded = np.zeros(job.corpus.documents, np.bool_)
     for number in range(SPILL_PARTS):
         rows = keys.read(number)

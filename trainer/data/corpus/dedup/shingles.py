@@ -1,9 +1,7 @@
 """Turns documents into sets of shingles, runs of words or of characters (Broder 1997), as 64-bit hashes.
 
-The kind and amount of white space make no difference. :class:`Shingling` decides if case and Unicode form do. A
-document shorter than a shingle is one shingle as a whole; a document of white space has none. Two different shingles
-have the same hash with a probability of 2**-64. That affects one in ten million comparisons of documents with a million
-shingles.
+White space makes no difference. A document shorter than a shingle is one shingle; one of white space has none. Two
+different shingles have the same hash with a probability of 2**-64.
 """
 
 from __future__ import annotations
@@ -38,11 +36,7 @@ STEP = 0x9E3779B97F4A7C15  # the golden ratio, as SplitMix64 steps by
 
 @dataclass(frozen=True)
 class Shingling:
-    """Definition of a shingle: ``size`` consecutive words or characters. Raises InputError for an invalid size.
-
-    ``unicode``: the normal form of Unicode in which texts are compared. ``case``: letters as lower case, case-folded
-    (``ß`` as ``ss``), or as they are.
-    """
+    """A shingle: ``size`` words or characters, with a form of Unicode and a case. Raises InputError."""
 
     kind: Kind = "word"
     size: int = 5

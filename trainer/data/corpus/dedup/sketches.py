@@ -75,11 +75,7 @@ def check_threshold(threshold: float) -> None:
 
 
 def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
-    """Return the banding with the most rows that finds :data:`FOUND` of the pairs at the threshold.
-
-    More rows give fewer candidates to refuse; more bands miss fewer pairs. Raises InputError if even bands of one row
-    find too few.
-    """
+    """Return the banding of most rows that finds :data:`FOUND` of pairs at the threshold. Raises InputError."""
     check_threshold(threshold)
     if not 1 <= permutations <= MOST_PERMUTATIONS:
         raise InputError(f"--permutations {permutations}: allowed: 1 to {MOST_PERMUTATIONS:,}")
@@ -145,10 +141,7 @@ class MinHash:
         return table
 
     def keys(self, sets: ShingleSets) -> Hashes:
-        """Return a 64-bit hash for each document and band, (documents, bands). No set may be empty.
-
-        Two documents have the same hash of a band if their signatures agree in the band.
-        """
+        """Return a 64-bit hash per document and band, equal where signatures agree. No set may be empty."""
         signatures = self.signatures(sets)
         table = np.empty((len(signatures), self._banding.bands), np.uint64)
         for band in range(self._banding.bands):
@@ -227,11 +220,7 @@ class DedupJob:
 
 @dataclass(frozen=True)
 class Sketch:
-    """Sketch of consecutive documents. The first one is row ``first`` of the corpus.
-
-    ``characters``: length of each document. ``filled``: rows of the documents that have shingles. ``digests`` and
-    ``keys`` have one entry for each of ``filled``: digest of its shingle set, and keys of its bands.
-    """
+    """Sketch of documents from row ``first`` on: lengths of all, digests and band keys of those ``filled``."""
 
     first: int
     characters: Integers

@@ -103,10 +103,7 @@ class DedupWork:
 
     @property
     def _local(self) -> str:
-        """Folder of Spark's own files.
-
-        "" (Spark's default folder) if the name has a comma or a double quote, which Spark's options would misread.
-        """
+        """Folder of Spark's own files; "" if the name has a comma or a quote, which Spark's options would misread."""
         local = f"{self.job.work}/{_LOCAL}"
         return "" if set(',"') & set(local) else local
 
@@ -158,10 +155,7 @@ class _SparkTables:
         }
 
     def _written(self, name: str, frame: Any, schema: str, observed: Mapping[str, Any]) -> tuple[Any, dict[str, int]]:
-        """Let executors write ``frame`` as the table ``name``. Return a frame of this table, and the observed values.
-
-        ``observed``: aggregate expressions by name. Spark evaluates them over the written rows, to one integer each.
-        """
+        """Let executors write ``frame`` as a table. Return a frame of it, and the integers that ``observed`` names."""
         from pyspark.sql import Observation
 
         context = self._session.sparkContext
@@ -207,10 +201,7 @@ class _SparkTables:
         return pairs.mapInArrow(tasks.verify(self._job), _EDGES)
 
     def _components(self, edges: Any) -> tuple[Any, int]:
-        """Return (document, first document of its group) for all but the first of each group, and the number of rounds.
-
-        Large-star and small-star alternate (Kiveris et al. 2014, "Connected Components in MapReduce and Beyond").
-        """
+        """Return (document, first of its group) and the rounds of large-star and small-star (Kiveris et al. 2014)."""
         from pyspark.sql import functions as f
 
         observed = {"count": f.count(f.lit(1)), "all": f.coalesce(f.bit_xor(f.xxhash64("high", "low")), f.lit(0))}
@@ -258,11 +249,7 @@ class _SparkTables:
 
 
 def _joined(stars: Any) -> Any:
-    """Return the edges (high, low) after one large-star and one small-star round.
-
-    Large-star links each larger neighbour of a document to the smallest document of its neighbourhood. Small-star then
-    does the same for the smaller neighbours.
-    """
+    """Return the edges (high, low) after a large-star and a small-star round (see ``_components``)."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

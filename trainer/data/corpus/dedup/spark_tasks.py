@@ -20,10 +20,7 @@ REMOVED = "number long, row long, kept long, neighbour long, jaccard double"
 
 
 def sketch(job: DedupJob) -> Task:
-    """Return the Spark task that sketches shares. It takes numbers of shares, and yields a row per document.
-
-    Documents without shingles have no row.
-    """
+    """Return the task from numbers of shares to a row per document with shingles."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -78,10 +75,7 @@ def verify(job: DedupJob) -> Task:
 
 
 def write(job: DedupJob) -> Task:
-    """Return the Spark task that writes the files of shares. It takes sorted removals, and yields each share's number.
-
-    The input has a mark (a removal with row -1) for every share, so that shares without removals are written, too.
-    """
+    """Return the task that writes shares, by sorted removals and a mark (row -1) for every share, even without any."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         rows, sets = RowStream(job.corpus, job.schema), Sets(job)
