@@ -23,10 +23,7 @@ from trainer.model_files import model_files
 
 @dataclass(frozen=True)
 class Repetitions:
-    """Division of a run's measured steps into ``count`` repetitions of ``steps`` steps.
-
-    ``warmup``: unmeasured steps before each, with up to ``most_extra`` more (``launch.more_warmup``).
-    """
+    """A run's measured steps: ``count`` repetitions of ``steps``, each after ``warmup`` to ``most_extra`` more."""
 
     count: int
     warmup: int
@@ -45,12 +42,9 @@ NO_REPETITIONS = Repetitions(0, 0, 0)  # for a profiled run
 
 
 def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
-    """Return the repetitions of a run of ``config``, with at least ``config.steps`` measured steps in all.
-
-    ``interleave``: "slices" (``slice_steps`` measured steps each) or "runs". A repetition begins with workers x
-    prefetch + 1 warm-up steps: the batches built or begun before the run was suspended do not measure the loader, and
-    one more step warms the caches. With ``interleave: runs`` a short run is one repetition; a long run pauses between
-    repetitions, because its recorder writes its rows only then.
+    """Return the repetitions of a run of ``config``, with at least ``config.steps`` measured steps in all. A repetition
+    begins with workers x prefetch + 1 warm-up steps: batches begun before the run was suspended do not measure the
+    loader, and one step warms the caches. With "runs", only a long run pauses, so that its recorder can write its rows.
     """
     warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
@@ -67,11 +61,9 @@ def run_block(
     progress: Progress,
     most_starting: int,
 ) -> None:
-    """Run all ``processes`` of a block, started in their order. Report a failed run and continue with the other runs.
-
-    ``planned``: repetitions by arm. ``interleave``: "slices": runs alternate by repetition; else one run after the
-    other. ``most_starting``: maximum number of processes that start at a time. Profiled runs come last, one by one. All
-    processes end, even after an error.
+    """Run all ``processes`` of a block, profiled ones last. Report a failed run and continue. All processes end, even
+    after an error. ``planned``: repetitions by arm. ``most_starting``: maximum number of processes that start at a
+    time.
     """
     measured = [process for process in processes if not process.profiled]
     groups = [measured] if interleave == "slices" and measured else [[process] for process in measured]
@@ -89,11 +81,7 @@ def run_block(
 
 
 class _ForkServers:
-    """Fork servers of one block, each started when its first run needs it.
-
-    The runs of each state of the code have one server, and its A/A controls have another one. Runs without a ``code``
-    share one.
-    """
+    """Fork servers of one block, one for each state of the code, and another one for its A/A controls."""
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
@@ -103,11 +91,8 @@ class _ForkServers:
         # Two fork servers differ at random (memory layout), which affects the comparison of two states. So a baseline
         # and its A/A control have different servers, too.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
-        if (
-            started := self._started.get(key)
-        ) is not None and started.ended:  # The server was killed, together with its runs.
-            started.close()
-            del self._started[key]
+        if key in self._started and self._started[key].ended:  # The server was killed, together with its runs.
+            self._started.pop(key).close()
         if key not in self._started:
             self._started[key] = ForkServer(self._modules, process.code)
         return self._started[key]

@@ -151,11 +151,9 @@ def prices_of(
     scenario_usd: float | None = None,
     round_up_usd: float | None = None,
 ) -> tuple[HourlyPrice | None, ...]:
-    """Return the price of an hour of each arm, in the order of ``arms``; None for an arm without a known price.
-
-    The first that is set counts: ``given_usd``, the price of the device ``profile``, the scenario's, that of the arm's
-    own device. A given price covers all devices; a profile's is for one. ``round_up_usd``: multiple to round up to.
-    Raises InputError if the named profile has no price.
+    """Return the price of an hour of each arm; None if unknown. The first counts that is set: ``given_usd`` (all
+    devices), the price of the device ``profile`` (InputError without one), the scenario's, that of the arm's own
+    device.
     """
     named = None if profile is None else profile_price(profile)
     prices: list[HourlyPrice | None] = []
@@ -200,11 +198,7 @@ class Expense:
 
 
 def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[Expense | InputError]:
-    """Yield the expense of every study, training, cost probe and sweep at or below ``place``, by folder.
-
-    A damaged part yields an InputError instead. Trials and pilots are parts of their sweep. ``price_usd_per_hour``
-    replaces recorded prices.
-    """
+    """Yield the expense of every study, training, cost probe and sweep at or below ``place``, or its InputError."""
     for folder, below, files in os.walk(place):
         below[:] = sorted(name for name in below if not name.startswith("."))
         if SWEEP in files or "study.json" in files:
@@ -221,10 +215,8 @@ def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[E
 
 
 def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense:
-    """Return time and cost of the study, training, cost probe or sweep in ``folder``.
-
-    ``price_usd_per_hour``: None: the recorded price. Raises InputError if the folder's own record is damaged. For a
-    damaged record of a part, the result has an error in ``faults``.
+    """Return time and cost of the study, training, cost probe or sweep in ``folder``. A part's damaged record is one of
+    its ``faults``; for the folder's own, it raises InputError.
     """
     if (folder / SWEEP).is_file():
         return _of_sweep(folder, price_usd_per_hour)
@@ -303,11 +295,7 @@ def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
 
 
 def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | InputError]:
-    """Yield the record of every run that began, or an InputError if its record is missing or damaged.
-
-    A run began if its folder exists. All planned runs of a training began: each is a part of it, from one resume to the
-    next.
-    """
+    """Yield the record of every run that began (its folder exists; all of a training), or an InputError."""
     for block, names in enumerate(study.order):
         for name in names:
             path = store.run_json(name, block)
@@ -341,10 +329,7 @@ def _of_sweep(folder: Path, price_usd_per_hour: float | None) -> Expense:
 
 
 def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float | InputError]:
-    """Yield the seconds spent in a sweep's pilots (short runs that measure a trial's time), then those of each trial.
-
-    For a damaged record, yield an InputError.
-    """
+    """Yield the seconds spent in a sweep's pilots, then those of each trial; an InputError for a damaged record."""
     parts = [
         (folder / SWEEP, "lost_s"),
         *((trial / TRIAL_SPENT, "seconds") for trial in sorted(folder.glob(f"{TRIALS}/*/"))),

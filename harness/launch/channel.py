@@ -68,35 +68,26 @@ class Channel:
     ) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
+    # Each waits for the other side's next message. Raises EOFError if that is gone, TimeoutError after ``timeout_s``.
     def receive_start(self) -> StartMessage:
-        """Wait, in a run's process, for the launcher's first message. Raises EOFError if the launcher is gone."""
         return cast("StartMessage", self._receive(None))
 
     def receive_order(self) -> RunOrder:
-        """Wait, in a run's process, for the launcher's next order. Raises EOFError if the launcher is gone."""
         return cast("RunOrder", self._receive(None))
 
     def receive_event(self, timeout_s: float | None = None) -> RunEvent:
-        """Wait, in the launcher, for the next message from a run; ``timeout_s`` None: without limit.
-
-        Raises EOFError if the run is gone, TimeoutError after ``timeout_s`` seconds.
-        """
         return cast("RunEvent", self._receive(timeout_s))
 
     def receive_trial_start(self) -> TrialStart:
-        """Wait, in a trial's process, for the sweep's first message. Raises EOFError if the sweep is gone."""
         return cast("TrialStart", self._receive(None))
 
     def receive_trial_event(self, timeout_s: float) -> TrialEvent:
-        """Wait, in a sweep's process, for the trial's next message. Raises like :meth:`receive_event`."""
         return cast("TrialEvent", self._receive(timeout_s))
 
     def receive_node_order(self) -> NodeOrder:
-        """Wait, in a node agent, for the next message from the launcher. Raises EOFError if the launcher is gone."""
         return cast("NodeOrder", self._receive(None))
 
     def receive_node_event(self, timeout_s: float) -> NodeEvent:
-        """Receive a node agent's event, or a remote rank's first message. Raises like :meth:`receive_event`."""
         return cast("NodeEvent", self._receive(timeout_s))
 
     def _receive(self, timeout_s: float | None) -> object:
@@ -120,10 +111,7 @@ def readable(connection: socket.socket, timeout_s: float | None) -> bool:
 
 
 class Heartbeat:
-    """Sender of a run's heartbeats: one at its start, then after steps, at most one in ``every_s`` seconds.
-
-    ``every_s`` None: it never sends any.
-    """
+    """Sender of a run's heartbeats: at its start and after steps, at most one in ``every_s`` seconds (None: never)."""
 
     def __init__(self, channel: Channel, every_s: float | None) -> None:
         self._channel = channel

@@ -95,10 +95,7 @@ def main(descriptor: int, parent: int) -> int:
 
 
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
-    """Run a rank other than rank 0 until it is ordered to finish. Return the exit status, 0: done.
-
-    ``other_machine``: True if rank 0 is on another machine, with whose clock this rank compares its own.
-    """
+    """Run a rank other than rank 0 until it is ordered to finish, on rank 0's clock. Return the exit status."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
@@ -183,10 +180,7 @@ class Run:
         rank: Rank = ALONE,
         others: OtherRanks | None = None,
     ) -> None:
-        """Create the run; :meth:`serve` opens the training. ``record``: what the launcher asked for.
-
-        ``data``: prepared; None if the launcher sent none. ``others``: ranks that this rank 0 drives, if any.
-        """
+        """Create the run ``record``; :meth:`serve` opens the training. ``others``: ranks that this rank 0 drives."""
         self.others = others
         self.rank = rank if others is None else others.rank
         self.when_lost: Callable[[str], None] | None = None
@@ -272,10 +266,7 @@ class Run:
             self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
-        """Measure the offset of this clock to rank 0's. Does nothing if rank 0 is on this machine.
-
-        Called between steps, when rank 0 answers at once.
-        """
+        """Measure the offset of this clock to rank 0's, if that is on another machine. Call it between steps."""
         if self.clock is not None:
             self.offsets.append(compare_clocks(self.clock))
 
@@ -390,11 +381,7 @@ class Run:
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take extra warm-up steps, at most ``most``, while steps are not yet steady. Return the number taken.
-
-        Steps are not steady while they use up batches made ahead of time, or while the host still gets further ahead of
-        the device.
-        """
+        """Take extra warm-up steps, at most ``most``, until steps are steady (``more_warmup``). Return their number."""
         take = partial(self._take, steps, warmup=True)
         return more_warmup.take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
 
@@ -411,18 +398,13 @@ class Run:
 
     @property
     def _may_close(self) -> bool:
-        """True if this run may take profiled steps after the measured ones (closing window) to explain device time.
-
-        A closing window must be configured, with a real asynchronous device and without evaluations.
-        """
+        """True if a closing window is configured, for a real asynchronous device without evaluations."""
         real = self.training.compute.asynchronous and not self.training.compute.emulated
         return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """Take unmeasured steps for profilers, which disturb steps.
-
-        In a study's profiled run, each profiler takes its own. In other runs, a few profiled steps follow the measured
-        ones (closing window), but only if CUDA events leave much of the device's time unknown.
+        """Take unmeasured steps for profilers: a window of each in a profiled run; else a closing window after the
+        measured steps, if CUDA events leave much of the device's time unknown.
         """
         if self.probes.closing is not None and not (self._may_close and self._open_time.noticeable):
             return
@@ -469,10 +451,7 @@ class Run:
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """Return the number of steps that loss scaling skipped; None without loss scaling.
-
-        None, too, if the run failed, because the device might never answer.
-        """
+        """Return the number of steps that loss scaling skipped; None without it, and for a failed run."""
         return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:

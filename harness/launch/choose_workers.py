@@ -42,10 +42,7 @@ class WorkerChoice:
 
 
 def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
-    """Return ``plan`` with a number in place of each ``data.workers: auto``, and a note on each arm's number.
-
-    A control gets the number of its arm. ``start_s``: time limit of each arm's trial, in seconds.
-    """
+    """Return ``plan`` with a number in place of each ``data.workers: auto`` (tried for ``start_s``), and notes."""
     chosen: dict[str, WorkerChoice] = {}
     notes: list[str] = []
     for arm in sorted(plan.arms, key=lambda candidate: candidate.control is not None):

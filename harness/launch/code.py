@@ -85,10 +85,8 @@ class Code(CodeRecord):
 
 
 def environment_for(folder: Path) -> dict[str, str]:
-    """Return the environment variables for a process that runs the code in ``folder``, and for its children.
-
-    Python then imports this project from ``folder`` before any installed copy. Python does not search the current
-    directory, which may have another state of the code.
+    """Return the environment variables for a process that runs the code in ``folder``: Python imports this project from
+    there, before an installed copy, and never from the current directory.
     """
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     # An installed package is found anyway. On PYTHONPATH, every package beside it would precede Python's own.
@@ -113,10 +111,8 @@ def holds_code(where: str, repository: Path) -> bool | None:
 
 
 def find_code(where: str, repository: Path) -> Code:
-    """Return the state of the code at ``where``: a folder, or a revision of ``repository``, checked out.
-
-    If this state requires other packages than this process has, an environment with them is created. Raises InputError
-    if ``where`` is neither, or lacks the harness.
+    """Return the state of the code at ``where`` (a folder, or a revision of ``repository``, checked out), with an
+    environment if it requires other packages. Raises InputError if ``where`` is neither, or lacks the harness.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -149,10 +145,8 @@ class Examined:
 
 
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
-    """Ask a state of the code for its environment, default configuration and errors for ``configs``.
-
-    A process with the Python of this state answers. Raises InputError if the code cannot be imported within
-    ``timeout_s`` seconds, or if that process imports it from another folder than the state's.
+    """Ask a process of a state of the code for its environment, default configuration and errors for ``configs``.
+    Raises InputError if it cannot be imported within ``timeout_s`` seconds, or is imported from elsewhere.
     """
     try:
         done = subprocess.run(
@@ -176,12 +170,9 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
 
 
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
-    """Return ``config`` without the keys that the state ``code`` does not know.
-
-    ``defaults``: the default configuration of this process. ``errors``: what :func:`examine` returned for ``config``.
-    A removed key must be null, have its default, or have its value in :data:`BEFORE` (the behaviour before the key
-    existed). Raises InputError otherwise, and if ``code`` refuses a value: the two states cannot run the same
-    configuration.
+    """Return ``config`` without the keys that the state ``code`` does not know (``errors`` of :func:`examine`). A
+    removed key must be null, a default, or what was done before it existed (:data:`BEFORE`). Raises InputError
+    otherwise, and for a refused value.
     """
     fitted: dict[str, Json] = json.loads(json.dumps(config))
     for path, kind, message in errors:
@@ -317,10 +308,8 @@ def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
-    """Return the names of all packages that the requirements ``asked`` lead to, also indirectly.
-
-    None if one is malformed, or not installed here and without a condition. Dependencies are those of the versions
-    installed here; a state of the code with equal pins has the same.
+    """Return the names of all packages that ``asked`` lead to, by the versions installed here. None if one is
+    malformed, or not installed and without a condition.
     """
     names: set[str] = set()
     visited: set[tuple[str, frozenset[str]]] = set()
@@ -329,10 +318,8 @@ def needed(asked: Iterable[str]) -> frozenset[str] | None:
         requirement = todo.pop()
         if (match := _REQUIREMENT.match(requirement)) is None:
             return None
-        name, extras = (
-            _normal(match[1]),
-            frozenset(_normal(extra) for extra in (match[2] or "").split(",") if extra.strip()),
-        )
+        name = _normal(match[1])
+        extras = frozenset(_normal(extra) for extra in (match[2] or "").split(",") if extra.strip())
         if (name, extras) in visited:
             continue
         visited.add((name, extras))

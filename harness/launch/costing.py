@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 ALONE = ProbesConfig(host=False, nvml=False)  # a training has no sampler
-
-
 WAITS = 0.02  # share of fetches in the time of the steps: below it, an arm needs no extra warm-up steps
 OVER = "over"  # status of a measurement that exceeded its time limit
 
@@ -78,12 +76,9 @@ def measure(
     force: bool = False,
     limit_s: float | None = None,
 ) -> ShortStudy:
-    """Run a few steps of every arm as a small study under ``out``. Return the measurements.
-
-    ``of``: "training" or "study", whose cost is to be predicted. ``command``, ``source``: command line and path of the
-    scenario file, for the study's record. ``force``: True to start even runs that cannot fit into memory. ``limit_s``:
-    time limit in seconds or None.
-    Raises InputError if the study cannot begin, MeasurementFailed if an arm was not measured.
+    """Run a few steps of every arm as a small study under ``out``, to predict the cost of a "training" or "study"
+    (``of``). Raises InputError if it cannot begin, MeasurementFailed if an arm was not measured (within ``limit_s``
+    seconds).
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -139,11 +134,7 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
-    """Return ``config`` with only the few steps that a prediction measures.
-
-    An evaluation and a checkpoint, if there are any, are moved into these steps. ``trains``: True to predict a training
-    (it also saves checkpoints), False for a study.
-    """
+    """Return ``config`` with only the few steps that a prediction measures, an evaluation and a checkpoint in them."""
     plain = max(COSTED_STEPS, _warmup_steps(config) + WORST_OF_STEPS)
     saves = saves_checkpoints(config, trains)
     checkpoint = config.checkpoint or CheckpointConfig()
@@ -159,14 +150,13 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
             questions = questions.model_copy(update={"every_steps": plain})
         evaluation = evaluation.model_copy(update={"multiple_choice": questions})
     warmup = 1 if config.data.chooses_workers else _warmup_steps(config)
+    # Save after step number `plain`. Earlier steps save nothing.
+    saved = checkpoint.model_copy(update={"every_steps": plain + 1, "every_minutes": None})
     return config.model_copy(
         update={
             "optimizer": optimizer,
             "evaluation": evaluation,
-            # Save after step number `plain`. Earlier steps save nothing.
-            "checkpoint": checkpoint.model_copy(update={"every_steps": plain + 1, "every_minutes": None})
-            if saves
-            else None,
+            "checkpoint": saved if saves else None,
             "resume": None if trains else config.resume,  # a study begins at step 0
             "warmup_steps": 0,
             "steps": plain + (1 + STEPS_AFTER_CHECKPOINT if saves else 0) - warmup,
@@ -258,10 +248,7 @@ def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
 
 
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
-    """Return the work of each arm and control in all blocks, profiled runs included.
-
-    Raises InputError for evaluations or checkpoints at intervals in epochs.
-    """
+    """Return the work of all arms, controls and profiled runs. Raises InputError for intervals in epochs."""
     asked = plan.scenario.interleave
     interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
     works: list[ArmWork] = []
@@ -272,14 +259,13 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
         steps = config.warmup_steps + repetitions.total_steps
         blocks = sum(names.count(arm.name) for names in plan.blocks)
         evaluation = config.evaluation if arm.control in EVALUATED else None
+        checkpoint = config.checkpoint
         work = training_work(
             steps,
             evaluation is not None,
             None if evaluation is None else evaluation.every_steps,
-            None if config.checkpoint is None else config.checkpoint.every_steps,
-            None
-            if config.checkpoint is None or config.checkpoint.every_steps is not None
-            else 60.0 * config.checkpoint.interval_minutes,
+            None if checkpoint is None else checkpoint.every_steps,
+            None if checkpoint is None or checkpoint.every_steps is not None else 60.0 * checkpoint.interval_minutes,
         )
         profiled = any(control.control == PROFILED and control.of == arm.name for control in plan.arms)
         works.append(
@@ -314,10 +300,8 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """Return the work of each arm. ``steps``: length of trainings; None: the scenario's.
-
-    Raises InputError if a training would resume at its last step or later, and for evaluations or checkpoints at
-    intervals in epochs.
+    """Return the work of each arm, of trainings with ``steps`` (None: the scenario's). Raises InputError if a training
+    would resume at its last step or later, and for intervals in epochs.
     """
     if of == "study":
         return work_of_study(plan)
@@ -335,10 +319,8 @@ _INTERRUPTED = 130
 
 
 def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
-    """Return the (picklable) result of ``call``, run in a forked process, or raise its exception.
-
-    Call it before this process computes or tokenizes anything. Raises InputError after ``limit_s`` seconds, naming
-    ``what``.
+    """Return the (picklable) result of ``call``, run in a forked process, or raise its exception. Call it before this
+    process computes or tokenizes. Raises InputError after ``limit_s`` seconds.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

@@ -66,10 +66,7 @@ def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Pa
 
 
 def diagnose(seen: Snapshot, longer: str) -> Finding:
-    """Return the process that hangs, the likely cause and the fix.
-
-    ``longer``: name of the setting that allows more time, such as "limits.silence_s".
-    """
+    """Return the process that hangs, the likely cause and the fix. ``longer``: setting that allows more time."""
     roles = roles_of(seen)
     living = [process for process in seen.processes if not process.dead]
     stopped = next((process for process in living if process.stopped), None)
@@ -132,10 +129,7 @@ def describe_process(pid: int, role: str) -> str:
 
 
 def diagnose_process(pid: int, role: str, longer: str) -> str:
-    """Return one line on a process that hangs: state, likely cause, fix. ``role``: name of the process.
-
-    ``longer``: name of the setting that allows more time, such as "limits.start_s".
-    """
+    """Return one line on a process that hangs: state, likely cause, fix. ``longer``: setting that allows more time."""
     process = read_process(pid)
     if process is None:
         return describe_process(pid, role)
@@ -194,20 +188,14 @@ def _full(shared: capacity.SharedMemory) -> str:
 
 
 def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return a loader worker that runs; else one that sleeps in another call than ``poll``; None if there is neither.
-
-    An idle worker waits for orders in ``poll``.
-    """
+    """Return a loader worker that runs, or sleeps elsewhere than in ``poll``, where an idle one waits; else None."""
     workers = [process for process in living if roles[process.pid].startswith("loader")]
     at_work = [process for process in workers if process.place is not None and "poll" not in process.place]
     return next((process for process in workers if process.state == "R"), at_work[0] if at_work else None)
 
 
 def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return a rank that the others seem to wait for: it runs, or sleeps outside of an exchange; None if unknown.
-
-    A rank that waits in an exchange sleeps in a futex (with gloo).
-    """
+    """Return a rank that others seem to wait for: it runs, or sleeps outside of an exchange (a futex); else None."""
     ranks = [process for process in living if roles[process.pid].startswith("rank ")]
     awaited = [rank for rank in ranks if rank.state == "R" or (rank.place is not None and "futex" not in rank.place)]
     if not 0 < len(awaited) < len(ranks):
@@ -216,10 +204,7 @@ def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> Proc
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
-    """Return (cause, fix) for a process that hangs, judged by this process alone.
-
-    ``longer``: name of the setting that allows more time.
-    """
+    """Return (cause, fix) for a process that hangs, judged by it alone. ``longer``: setting that allows more time."""
     advice = f"raise {longer} if it is only slow"
     if process.state == "D":
         return "a disk, a file server or a driver does not answer", f"check it (dmesg, mount); {advice}"

@@ -33,10 +33,7 @@ def handled(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP within the context like Ctrl-C, so that finished runs are kept.
-
-    An ignored signal (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
-    """
+    """Treat SIGTERM and SIGHUP within the context like Ctrl-C, unless ignored (``nohup``), in the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     with handled(TERMINATING if is_main else (), _interrupt):
         yield
@@ -61,10 +58,7 @@ class Stopping:
 
 
 def exit_with(serve: Callable[[], int]) -> NoReturn:
-    """Call ``serve`` in this (forked) process, and end it with the returned status; 1 after an error, which is printed.
-
-    It does not wait for threads, and runs nothing of the process that it was forked from.
-    """
+    """Call ``serve`` in this forked process and end it at once with the returned status; 1 after an error."""
     code = 1
     try:
         code = serve()

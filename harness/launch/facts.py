@@ -112,10 +112,7 @@ def peak_device_bytes(compute: Compute | None) -> int | None:
 
 
 def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
-    """Raise InputError if the run's data, tokenizer or model changed since the study's start.
-
-    ``data``: fingerprints at the start; None if the launcher sent none, and then nothing is checked.
-    """
+    """Raise InputError if the run's data, tokenizer or model changed since the study's start (``data``, if any)."""
     if data is None:
         return
     if (engine := data.get("engine", prepared.tokenizer.engine)) != prepared.tokenizer.engine:
@@ -137,10 +134,7 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
 
 
 def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
-    """Return a digest of the files that define the model; None for a model that is only named (``model.preset``).
-
-    ``others``: further files that the module of ``model.factory`` imports, which count too.
-    """
+    """Return a digest of the files that define the model (``others``: its own imports); None for a preset."""
     if (factory := config.model.factory) is not None:
         return fingerprint("model.factory", factory, others=others)
     files = model_files(config.model)

@@ -115,11 +115,7 @@ _NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
 def check_memory_need(
     where: str, least: list[MemoryUse], most: list[MemoryUse], unknown: str | None
 ) -> Iterator[Check]:
-    """Yield the check of ``where`` ("memory" or "GPU memory").
-
-    ``least``, ``most``: uses with the smallest and largest vocabulary. ``unknown``: an arm whose size depends on the
-    tokenizer.
-    """
+    """Yield the check of ``where``, by uses with the smallest and largest vocabulary of the arm ``unknown``."""
     name = PLACES[where]
     if not most:
         if where == "memory":
@@ -146,10 +142,7 @@ def check_memory_need(
 
 
 def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Yield the check (passed or failed) that ``data.corpus.documents`` has a document for each worker of each rank.
-
-    Yields nothing if no arm limits the documents, or if one process reads all of them.
-    """
+    """Yield the check that ``data.corpus.documents`` has a document for each worker of each rank, if limited."""
     limited = {
         name: (shards, config.data.corpus.documents)
         for name, config in configs.items()

@@ -44,10 +44,8 @@ class ForkServerSilent(ForkServerGone):
 
 
 class ForkServer:
-    """Client of one fork server. Its methods raise ForkServerGone if the server has ended.
-
-    If the server does not answer a method within that method's ``timeout_s``, the server and its runs are killed
-    (ForkServerSilent).
+    """Client of one fork server. Its methods raise ForkServerGone if it has ended. If it does not answer within
+    ``timeout_s``, it and its runs are killed (ForkServerSilent).
     """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
@@ -77,10 +75,7 @@ class ForkServer:
             )
 
     def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None, entry: str | None = None) -> int:
-        """Fork a run that uses ``channel`` and appends output to ``log``. Return its process id.
-
-        ``entry``: module whose ``main`` runs instead of the run's; None: the run's.
-        """
+        """Fork a run (or ``entry``, a module with a ``main``) that appends its output to ``log``. Return its pid."""
         with open(log, "ab") as file:
             request: ForkRequest = {"do": "fork"} if entry is None else {"do": "fork", "entry": entry}
             try:
@@ -195,10 +190,7 @@ def main() -> int:
 
 
 def _run(server: int, entry: str, channel: int, log: int) -> int:
-    """Call ``main(channel, server)`` of module ``entry`` in a new session, and return its exit status.
-
-    ``server``: process id of the fork server. ``channel``, ``log``: descriptors of the run's socket and of its output.
-    """
+    """Call ``main(channel, server)`` of module ``entry`` in a new session, with output in ``log``."""
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -2,12 +2,11 @@
 
 The fixed number of warm-up steps has three gaps:
 
-- The workers of a suspended run use no core, but a disk, a network or a sleep that they wait for goes on. So each may
-  have a batch at once when the run is resumed. A queue that filled up during the start may be full. If the loop takes
-  batches only a little faster than workers make them, the fixed number does not consume this lead
-  (``harness.explain.lead_use``).
-- If launching is only a little faster than an asynchronous device, the host does not get as far ahead as it can. Then
-  the device is held, and one more step is enough (``trainer.compute.host_lead``).
+- While a run is suspended, the disk, network or sleep that its workers wait for goes on, and a queue may have filled up
+  during the start. A loop that is only a little faster than its workers does not use up this lead within the fixed
+  number (``harness.explain.lead_use``).
+- If launching is only a little faster than an asynchronous device, the host does not get as far ahead as it can: the
+  device is held, and one more step is enough (``trainer.compute.host_lead``).
 - If the host waits for the device only in some steps, the fixed number may not end at such a step.
 """
 
@@ -31,19 +30,14 @@ MAX_ADDED_STEPS = 60  # If the lead lasts longer, it is measured, and the report
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of warm-up steps that a repetition may add to its fixed number: MAX_ADDED_STEPS or 0.
-
-    0 on a CPU without prefetched batches. 0 with several ranks, because a rank observes only its own batches and device
-    and cannot decide for all.
+    """Return the maximum number of extra warm-up steps of a repetition: 0 on a CPU without prefetched batches, and with
+    several ranks, one of which cannot decide for all.
     """
     return MAX_ADDED_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of warm-up steps that a repetition may add to use up prefetched batches.
-
-    0 without prefetched batches, and with several ranks. Unlike :func:`most_extra_steps`, it ignores the device.
-    """
+    """Return :func:`most_extra_steps` to use up prefetched batches, whatever the device."""
     return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
@@ -53,20 +47,16 @@ def batches_may_last(config: TrainerConfig) -> bool:
 
 
 def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
-    """Return the number of steps from one wait of the host for its device to the next (a period).
-
-    A repetition measures whole periods. The number is ``log_every`` if the host waits only at log lines. Between log
-    lines, such a host runs ahead of its device, so only whole periods contain exactly the device work of their steps. 1
-    if the host never waits for an idle device, waits so in each step, or has a longer period than MOST_PERIOD.
+    """Return the number of steps from one wait of the host for an idle device to the next: ``log_every`` if it waits
+    only at log lines, up to MOST_PERIOD; else 1. Only whole periods contain exactly the device work of their steps.
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def lead_lasts(config: TrainerConfig, *, asynchronous: bool) -> bool:
-    """True if the host can get further ahead of its ``asynchronous`` device while steps are measured.
-
-    False if the host waits for the device in each step, or at the log lines at which measured steps begin and end.
+    """True if the host can get further ahead of its ``asynchronous`` device while steps are measured: it waits for it
+    neither in each step nor at log lines.
     """
     reads_each_step = config.compute.sync == "every-step" or (
         config.compute.sync == "norm" and config.compute.check_finite
@@ -81,11 +71,8 @@ def take_more(
     config: TrainerConfig,
     lives_off_batches: Callable[[], bool],
 ) -> int:
-    """Take warm-up steps while steps are still too fast to be measured, ``most`` at most. Return their number.
-
-    Steps are too fast while the loop uses up prefetched batches (``lives_off_batches`` returns True), or while the host
-    gets further ahead of its device. A host that waits for its device, and so cannot get ahead, takes one step, because
-    it is slow just after a suspension. ``take``: takes the given number of steps.
+    """Take warm-up steps, ``most`` at most, while the loop uses up prefetched batches or the host gets further ahead of
+    its device. Return their number. A host that cannot get ahead takes one: it is slow just after a suspension.
     """
     watched = lead_lasts(config, asynchronous=compute.asynchronous)
     taken = 0
@@ -112,18 +99,12 @@ def cycle_steps(config: TrainerConfig) -> int:
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """Return how many of the last batches :func:`lives_off_lead` needs.
-
-    Two batches of each worker, and the earlier ones that show when each of them was requested.
-    """
+    """Return how many of the last batches :func:`lives_off_lead` needs: two of each worker, and their requests."""
     return workers * (prefetch + 4)
 
 
 def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
-    """True if the loop used up prefetched batches lately: it took them faster than the workers can make them.
-
-    The last batches must have come faster by more than the share :data:`ENOUGH` of their time.
-    """
+    """True if the loop lately took batches faster than workers can make them, by more than the share :data:`ENOUGH`."""
     batches = recent.batches
     if len(batches) < 2 * workers:
         return False
@@ -134,10 +115,7 @@ def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
 
 
 def load_decision() -> None:
-    """Call :func:`lives_off_lead` once with made-up batches, so that a later call between steps is fast.
-
-    numpy's first call takes tens of ms, in which the device would become idle.
-    """
+    """Call :func:`lives_off_lead` with made-up batches: numpy's first call takes tens of ms, too long for a device."""
     made_up = [BatchMoments(number, number + 1, number + 2, number + 2, False) for number in range(8)]
     lives_off_lead(RecentBatches(made_up, [(0, 1)]), 1, 2)
 

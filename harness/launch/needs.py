@@ -4,8 +4,7 @@ Refuses runs that cannot fit in memory, and decides if the arms of a block fit s
 
     need of a run = weights + moments + the larger of gradients and activations + process + workers + batches in flight
 
-Between its repetitions a suspended run keeps weights, moments, workers and batches. So arms that alternate need all of
-these at once, plus the remaining memory of one arm.
+Arms that alternate keep all but the larger of gradients and activations at once, plus that of one arm.
 """
 
 from __future__ import annotations
@@ -83,12 +82,9 @@ class RunNeed:
 
     @property
     def on_card(self) -> Holding:
-        """Memory that a rank needs on its card; zero if it computes on the host, or at the low end if it may ("auto").
-
-        A suspended run keeps the peak, because torch's allocator returns no memory.
-        """
+        """Memory that a rank needs on its card, or may need ("auto": low end 0). A suspended run keeps the peak."""
         if self.training is None or self.computes_on == "host":
-            return Holding(0, ByteRange(0, 0))
+            return Holding(0, NO_BYTES)
         peak = CONTEXT + self.training.peak + self.batch
         low_bytes = peak.low_bytes if self.computes_on == "cuda" else 0
         return Holding(low_bytes, ByteRange(low_bytes, peak.high_bytes))
@@ -96,11 +92,7 @@ class RunNeed:
     @property
     def batches(self) -> ByteRange:
         """Memory of the batches in flight. The low end has one per worker, as with a slow loader."""
-        return ByteRange(self.batch.low_bytes * self._fewest, self.batch.high_bytes * self.in_flight)
-
-    @property
-    def _fewest(self) -> int:
-        return max(self.workers, 1)
+        return ByteRange(self.batch.low_bytes * max(self.workers, 1), self.batch.high_bytes * self.in_flight)
 
     def arithmetic(self) -> str:
         """Return a text that lists the least memory (GiB) of every part, per rank."""
@@ -116,7 +108,7 @@ class RunNeed:
         workers = f" and {self.workers} workers" if self.workers else ""
         parts.append(f"process{workers} {_gib((PROCESS + WORKER.times(self.workers)).low_bytes)}")
         batch_size = f"{self.batch.low_bytes / MIB:.1f} MiB"
-        batches = f"{self._fewest} batches of {batch_size}" if self._fewest > 1 else f"a batch of {batch_size}"
+        batches = f"{self.workers} batches of {batch_size}" if self.workers > 1 else f"a batch of {batch_size}"
         parts.append(f"{batches} {_gib(self.batches.low_bytes)}")
         if self.checkpoint.low_bytes:
             of_all = " of all ranks" if self.ranks > 1 else ""
@@ -151,12 +143,9 @@ def checkpoint_copy(
     computes_on: Literal["host", "cuda", "auto"] = "host",
     saved_at_end: bool = False,
 ) -> ByteRange:
-    """Return the host memory in bytes that the ranks of one machine need to copy a checkpoint.
-
-    Zero without checkpoints. ``training``: memory of one rank. Rank 0 copies the shared state; with fsdp each rank
-    copies its shards. Without ``checkpoint.asynchronous``, host state and a card's shards are written without a copy.
-    The low end is 0 if the run may end before its first checkpoint. ``saved_at_end``: True if it surely saves one at
-    its end.
+    """Return the host memory in bytes that the ranks of one machine need to copy a checkpoint: rank 0 the shared state,
+    with fsdp each its shards; without ``checkpoint.asynchronous``, host state and a card's shards need no copy. The low
+    end is 0 unless the run surely saves one, such as at its end (``saved_at_end``).
     """
     if config.checkpoint is None:
         return NO_BYTES
@@ -174,11 +163,8 @@ def checkpoint_copy(
 def choose_interleave(
     asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
 ) -> tuple[str, str]:
-    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs" (one at a time).
-
-    ``asked``: the scenario's value, which is returned unless it is "auto". The high ends of ``needs`` count. ``place``:
-    name of the machines of the runs, such as "of Slurm's nodes"; "": this one. ``free_bytes``: free host memory at
-    ``place``; None: unknown.
+    """Return (interleave, reason): "slices" if the high ends of ``needs`` fit together, else "runs"; ``asked`` unless
+    it is "auto". ``place``: machines of the runs, with ``free_bytes`` of host memory (None: unknown); "": this one.
     """
     if asked != "auto":
         return asked, "set by the scenario"
@@ -207,10 +193,7 @@ def free_host_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory that the runs of ``group``, alive together, need in one place of this machine, and its free bytes.
-
-    ``where``: "memory" (of the host) or "GPU memory".
-    """
+    """Use of "memory" (host) or "GPU memory" (``where``) by the runs of ``group`` together, and its free bytes."""
 
     group: tuple[RunNeed, ...]
     where: str
@@ -218,10 +201,7 @@ class MemoryUse:
 
     @property
     def takes(self) -> ByteRange:
-        """Bytes that the runs need together. High end: the sum of their peaks.
-
-        Low end: the lasting memory of all runs and the rest of the largest peak, because only one run steps at a time.
-        """
+        """Bytes that the runs need: all lasting memory and one peak's rest (one steps at a time), to all peaks."""
         return _takes(self.group, self.where)
 
     @property
@@ -262,10 +242,8 @@ class MemoryUse:
 
 
 def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
-    """Yield the use of host memory and of GPU memory for each group of runs that are alive together.
-
-    With ``interleave`` "slices" all runs are one group, except ``profiled`` arms, which run alone; with "runs" each is
-    alone. A place whose free memory is unknown is left out.
+    """Yield the use of host memory and of GPU memory, where its free bytes are known, for each group of runs that are
+    alive together: with "slices" all except ``profiled`` arms, which run alone.
     """
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
@@ -279,11 +257,8 @@ def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: 
 def check_memory(
     needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
 ) -> None:
-    """Raise InputError if runs need more than the free memory even at the low end of the estimate.
-
-    The error lists the parts of the memory. Print a warning instead if ``force`` is True, or if only the high end is
-    too large. ``force``: None if the command has no --force, which the error then does not offer. ``profiled``: arms
-    whose runs are alone.
+    """Raise InputError if runs need more than the free memory even at the low end of the estimate. Print a warning if
+    only the high end is too large, or with ``force`` (None: the command has no --force).
     """
     for use in memory_uses(needs, profiled, interleave):
         if use.is_refused and not force:
@@ -318,14 +293,9 @@ RUN_TASKS = 6  # main process, sampling process and their threads, without torch
 def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
     """Estimate shared memory, files and processes of runs. ``together``: True if all are alive at once."""
     if not together:
-        needs = [needs_of([config], together=True) for config in configs]
-        return Needs(
-            1,
-            max(need.workers for need in needs),
-            max(need.shared_bytes for need in needs),
-            max(need.open_files for need in needs),
-            max(need.tasks for need in needs),
-        )
+        each = [needs_of([config], together=True) for config in configs]
+        fields = ("workers", "shared_bytes", "open_files", "tasks")
+        return Needs(1, *(max(getattr(need, name) for need in each) for name in fields))
     return Needs(
         len(configs),
         sum(config.ranks_of_a_node * config.data.workers for config in configs),
@@ -342,10 +312,7 @@ def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[
 
 
 def shared_bytes(data: DataConfig) -> int:
-    """Return the bytes in /dev/shm for the batches of one rank: two tensors each, three if padded.
-
-    0 without workers, or with ``transport: ring`` (a ring of shared memory that is not in /dev/shm).
-    """
+    """Return the bytes in /dev/shm for the batches of one rank: two tensors each (three if padded) with workers."""
     if data.workers == 0 or data.transport == "ring":  # A ring is not in /dev/shm.
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2

@@ -123,10 +123,8 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
 
 
 def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
-    """Connect to the launcher at the first of ``addresses`` that answers, and identify as the agent of node ``number``.
-
-    The job's token (environment variable TOKEN) proves that the agent belongs to the job. Return (socket, channel);
-    None if no address answers.
+    """Connect to the launcher at the first of ``addresses`` that answers, as the agent of node ``number``, with the
+    job's token. Return (socket, channel); None if no address answers.
     """
     for address in addresses:
         try:

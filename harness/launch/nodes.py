@@ -52,11 +52,8 @@ TOKEN = "HARNESS_NODE_TOKEN"
 AGENT = "harness.launch.node_agent"
 HELLO_S = 10.0  # limit for a connected agent to identify itself
 NODE_LOOK_S = 1.0
-KEEPALIVE = (
-    (socket.TCP_KEEPIDLE, 30),
-    (socket.TCP_KEEPINTVL, 10),
-    (socket.TCP_KEEPCNT, 3),
-)  # detects a dead node within a minute
+# Options that detect a dead node within a minute.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 StartAgents = Callable[[list[str], dict[str, str]], "subprocess.Popen[bytes]"]
 
@@ -73,11 +70,8 @@ class Nodes:
     """Agents on the other machines of this Slurm job, as seen by the launcher on the first machine."""
 
     def __init__(self, count: int, modules: Sequence[str], timeout_s: float, start: StartAgents | None = None) -> None:
-        """Start ``count - 1`` agents, wait until they have connected, and let them import ``modules``.
-
-        ``timeout_s``: limit for the connections, and again for the imports. ``start``: function that starts all agents
-        with a command and environment; None: srun, in this job. Raises InputError if an agent does not connect in time
-        or srun ends.
+        """Start ``count - 1`` agents (by srun), wait until they have connected, and let them import ``modules``. Raises
+        InputError if srun ends, or after ``timeout_s`` seconds, which also limit the imports.
         """
         self.count = count
         self.token = secrets.token_hex(16)
@@ -106,11 +100,7 @@ class Nodes:
         self.address = self._agents[1].connection.getsockname()[0]
 
     def message(self, count: int) -> NodesMessage:
-        """Wait for the agents' imports. Return how the ranks of a run on ``count`` machines reach rank 0.
-
-        The result is part of the run's first message. Raises InputError if an agent ends or does not finish its imports
-        in time.
-        """
+        """Return how a run's ranks reach rank 0, after the agents' imports. Raises InputError if one is late."""
         end_s = time.monotonic() + self._timeout_s
         while self._importing:
             agent = self._importing[0]
@@ -171,10 +161,7 @@ class Nodes:
         self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
 
     def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
-        """Raise InputError if srun has ended, or if it is later than ``end_s`` (monotonic seconds).
-
-        ``what``: verb phrase for the message, what the nodes ``missing`` did not do in time.
-        """
+        """Raise InputError if srun has ended, or after ``end_s`` (monotonic): ``missing`` nodes did not do ``what``."""
         nodes = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(

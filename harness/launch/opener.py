@@ -106,10 +106,7 @@ class OpenTraining:
 
 
 def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepared:
-    """Return the prepared data (corpus, tokenizer, objective), from the cache if they are there.
-
-    ``files``: files that the user's code of ``data.source`` imports, which count in its fingerprint.
-    """
+    """Return the prepared data (corpus, tokenizer, objective). ``files``: that ``data.source`` imports."""
     from trainer.data.prepare import prepare
 
     prepared = prepare(config.data, files=files, evaluation=config.evaluation)

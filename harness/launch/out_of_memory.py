@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from harness.launch.needs import PROCESS, SHARED, WORKER, checkpoint_copy, free_host_bytes
+from harness.launch.needs import GIB, NO_BYTES, PROCESS, SHARED, WORKER, checkpoint_copy, free_host_bytes
 from harness.machine.environment import has_nvidia_driver
 from trainer.config import PRESET_VOCABULARY, TrainerConfig
 from trainer.devices.estimates import ByteRange, footprint
@@ -17,7 +17,6 @@ from trainer.json_types import Json
 from trainer.model import Shape, shape_of
 
 # torch's CPU allocator raises a RuntimeError: "DefaultCPUAllocator: can't allocate memory: you tried to ...".
-GIB = 2**30
 _SIGNS = ("can't allocate memory", "cannot allocate memory", "out of memory")
 
 
@@ -37,11 +36,8 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
 
 
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
-    """Return ``; by estimate batch_size ...``, the end of an error message, with settings that fit ``memory_bytes``.
-
-    ``memory_bytes``: memory that one rank may use; None: unknown. ``vocab_size``: of the tokenizer; None: the largest
-    that ``config`` allows. ``on_card``: True if it is a card's memory. Returns "" if the memory or the model's size is
-    unknown, or if ``config`` computes no model.
+    """Return ``; by estimate batch_size ...``, the end of an error message, with settings that fit ``memory_bytes`` of
+    one rank; "" if that or the model's size is unknown, or without a model. ``vocab_size`` None: the largest allowed.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
@@ -50,7 +46,7 @@ def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | No
         shape = None if vocabulary is None else shape_of(config.model, vocabulary, config.data.sequence_length)
         if shape is None:
             return ""
-        other_memory = NOTHING
+        other_memory = NO_BYTES
         if not on_card:  # The copy of a checkpoint that is written during a step adds to it.
             copied = checkpoint_copy(config, footprint(config, shape)).high_bytes // config.ranks_of_a_node
             other_memory = PROCESS + SHARED + WORKER.times(config.data.workers) + ByteRange(0, copied)
@@ -64,10 +60,7 @@ def _trains_on_host(config: TrainerConfig) -> bool:
 
 
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
-    """Return settings that fit, for a run with the configuration ``content`` that the kernel killed, as :func:`advice`.
-
-    "" if the run trains on a card, or if the free memory or the model's size is unknown.
-    """
+    """Return :func:`advice` for a run that the kernel killed; "" if on a card, or if memory or size is unknown."""
     with suppress(ValueError):  # The record may be from another state of the code.
         config, free = TrainerConfig.model_validate(content), free_host_bytes()
         if _trains_on_host(config):
@@ -76,10 +69,7 @@ def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
 
 
 def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
-    """Return the bytes that this process could use, with what it has: of its card (``on_card``), else of the host.
-
-    ``ranks``: number of processes that share the free host memory equally. None if the free host memory is unknown.
-    """
+    """Return the bytes that this process could use of its card, or of the host, shared by ``ranks``; None: unknown."""
     if on_card:
         torch = sys.modules["torch"]
         return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
@@ -99,15 +89,10 @@ def largest_vocabulary(config: TrainerConfig) -> int | None:
     return None if train is None else train.vocab_size
 
 
-NOTHING = ByteRange(0, 0)
-
-
-def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NOTHING) -> str:
-    """Return a sentence on what would fit ``memory_bytes``: the largest batch_size, also with other settings.
-
-    The high end of the estimate counts, so that the advice is safe. If even the low end of one sample is too large,
-    nothing fits. If the configuration itself should fit, the sentence says that other memory took the rest.
-    ``elsewhere``: memory that the process needs besides training.
+def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NO_BYTES) -> str:
+    """Return a sentence on what would fit ``memory_bytes``: the largest batch_size, also with other settings. The high
+    end of the estimate counts, so that the advice is safe. ``elsewhere``: memory that the process needs besides
+    training.
     """
     need = footprint(config, shape).peak + elsewhere
     batch_size = config.data.batch_size
@@ -148,10 +133,7 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
 
 
 def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: bool) -> int:
-    """Return the largest batch_size whose estimated memory fits ``memory_bytes``; 0 if even 1 does not fit.
-
-    ``low``: True to compare the low end of the estimate, False the high end.
-    """
+    """Return the largest batch_size whose estimate (its ``low`` or high end) fits ``memory_bytes``; 0 if none does."""
 
     def fits(size: int) -> bool:
         data = config.data.model_copy(update={"batch_size": size})

@@ -55,10 +55,7 @@ class TriedSources:
         self.notes: list[str] = []  # notes for the report
 
     def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
-        """Return the user's files that the trial of ``name`` imported, sorted; empty if ``name`` was not tried.
-
-        ``key``: setting that names it, "data.source" or "model.factory". ``code``: state of the code; None: this one.
-        """
+        """Return the user's files that the trial of ``name`` (value of ``key``) imported; empty without a trial."""
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
@@ -108,10 +105,7 @@ def _at(code: Code | None) -> str:
 
 
 def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
-    """Return facts on the source's first batch: smallest and largest id, trained tokens, threads, imported files.
-
-    Raises InputError if the source returns no batch, or if all labels of the batch are ignored (-100).
-    """
+    """Return facts on the source's first batch. Raises InputError without one, or if all labels are ignored (-100)."""
     assert data.source is not None
     answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
     if not answer["trained_tokens"]:
@@ -120,10 +114,8 @@ def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    """Run a trial of the user's ``name`` (value of ``key``) in a separate process and return its JSON answer.
-
-    ``arguments``, ``given``: the process's arguments and standard input. Raises InputError if the trial fails, or takes
-    longer than ``start_s`` seconds.
+    """Run a trial of the user's ``name`` (value of ``key``) in a process and return its JSON answer. Raises InputError
+    if it fails, or takes longer than ``start_s`` seconds.
     """
     try:
         return _ask(key, name, arguments, given, start_s, code)
@@ -168,9 +160,8 @@ def run_trial(
     late: Callable[[int, Path], InputError],
     code: Code | None = None,
 ) -> TrialAnswer:
-    """Run Python with ``arguments`` and the input ``given``, and end it with all processes that it started.
-
-    ``late``: makes the error for more than ``limit_s`` seconds, from the process id and the file of its messages.
+    """Run Python with ``arguments`` and the input ``given``, and end it with all processes that it started. ``late``:
+    makes the error after ``limit_s`` seconds, from the process id and the file of its messages.
     """
     # Files instead of pipes: child processes of the source would keep their end of a pipe open.
     with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
@@ -248,10 +239,8 @@ def check_devices(configs: dict[str, TrainerConfig]) -> None:
 def prepare_data(
     configs: dict[str, TrainerConfig], start_s: float, codes: Mapping[str, Code] | None = None
 ) -> StudyData:
-    """Build the data of all arms, or find them in the cache, before the first run, so that no run pays for it.
-
-    ``start_s``: time limit in seconds of one trial of the user's code. ``codes``: state of the user's code by arm, for
-    arms that do not run the current one. Raises InputError for data, a source or a model that cannot be used.
+    """Build the data of all arms, or find them in the cache, before the first run. ``start_s``: limit of a trial of the
+    user's code. ``codes``: its state by arm, if not the current one. Raises InputError for what cannot be used.
     """
     from trainer.data.prepare import check_workers, prepare, warnings_of
 
@@ -318,7 +307,6 @@ def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
     """Raise InputError if the model of arm ``name`` does not fit the data, or does not fit its emulated device."""
     from trainer.compute.build import emulated_shape
     from trainer.compute.emulated import build_emulated
-    from trainer.model import shape_of
 
     if config.compute.emulated is None or config.compute.work != "model":
         shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
@@ -330,11 +318,7 @@ def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
 
 
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
-    """Raise InputError if the multiple-choice questions of arm ``name`` cannot be used for evaluation.
-
-    ``asked``: keys of the question sets that were checked for earlier arms; the key of this one is added.
-    """
-    from trainer.model import shape_of
+    """Raise InputError if the questions of arm ``name`` cannot be used. ``asked``: keys of checked sets."""
     from trainer.multiple_choice import check_causal, load_choices
 
     if config.evaluation is None or (questions := config.evaluation.multiple_choice) is None:
@@ -354,10 +338,7 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the data and model part of a run's first message. ``tried``: trials of the user's code, with its files.
-
-    Adds the fingerprints of the user's code and model files to ``fingerprints`` (study.json).
-    """
+    """Return the data and model part of a run's first message. Add the user's code and model to ``fingerprints``."""
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 

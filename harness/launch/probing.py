@@ -48,11 +48,7 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """Return {"sampler": settings}, or {} if nothing is to be sampled.
-
-    ``alone``: the only part to sample, "host" or "nvml" (any other probe: no part); None: all that the scenario
-    declares.
-    """
+    """Return {"sampler": settings}, or {} without. ``alone``: the only part, "host" or "nvml"; None: all declared."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
@@ -63,10 +59,7 @@ def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings
 
 
 class OpenTime:
-    """Sums over repetitions, in ns, of the measured time and of its open part.
-
-    In the open part, CUDA events cannot tell if the device worked or waited for launches.
-    """
+    """Sums of measured time in ns, and its open part, in which CUDA events cannot tell work from waits."""
 
     def __init__(self) -> None:
         self._open_ns = self._measured_ns = 0
@@ -85,10 +78,7 @@ class OpenTime:
 
 
 def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:
-    """Return the ns in which events cannot tell if the device worked or waited, by ``harness.explain.bounds``.
-
-    ``since_ns``, ``until_ns``: the time to examine (CLOCK_MONOTONIC).
-    """
+    """Return the ns (CLOCK_MONOTONIC) in which events cannot tell work from waits, by ``harness.explain.bounds``."""
     import numpy as np
 
     from harness.explain.bounds import device_work, per_step

@@ -43,10 +43,8 @@ class RunProcess:
         data: DataMessage | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        """Prepare the run. ``code``: another state of the code (a revision) that it executes; None: the launcher's own.
-
-        ``data``: fingerprints that the run's data must have; ignored if ``code`` is another state of the harness.
-        ``nodes``: agents on the other machines of the job; None: one machine.
+        """Prepare the run. ``code``: another state of the code that it executes; None: the launcher's own. ``data``:
+        fingerprints that its data must have. ``nodes``: agents on other machines of the job.
         """
         self.record = record
         self.code = code
@@ -118,10 +116,7 @@ class RunProcess:
         self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int = 0) -> None:
-        """Let the run take ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends.
-
-        ``repetition``: from 0. ``most_extra``: maximum number of extra unmeasured steps.
-        """
+        """Let the run take ``warmup`` to ``most_extra`` more steps, then ``steps`` measured ones. Raises RunFailed."""
         self._doing = f"in repetition {repetition + 1}"
         order: RepetitionOrder = {"do": "turn", "turn": repetition, "settle": warmup, "steps": steps}
         if most_extra:
@@ -136,19 +131,13 @@ class RunProcess:
         return self._probes.windows
 
     def profile(self) -> None:
-        """Let the run take its profiled steps: a window of each profiler, or a closing window.
-
-        Raises RunFailed if the run ends instead.
-        """
+        """Let the run take its profiled steps: a window of each profiler, or a closing window. Raises RunFailed."""
         self._doing = "being profiled"
         self._send({"do": "profile"})
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let the run write its tables and end, and complete :attr:`record`. Raises RunFailed if the run fails.
-
-        Before that, a run with a closing window takes a few profiled steps, if it still needs them.
-        """
+        """Let the run take its closing window, write its tables and end, and complete its record. Raises RunFailed."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         if self._probes.closing is not None:  # The memory of a closing window does not count for the run.
             self.profile()
@@ -216,10 +205,8 @@ class RunProcess:
             self._fail(None)
 
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
-        """Wait for the message ``event`` and return it. Raises RunFailed if another message comes, or none in time.
-
-        ``steps``: most steps that the run takes before the message. A run without heartbeats may be silent for all of
-        them.
+        """Wait for the message ``event`` and return it. Raises RunFailed if another one comes, or none in time.
+        ``steps``: most steps before it, for all of which a run without heartbeats may be silent.
         """
         assert self._channel is not None
         queued = 1  # steps that the device may still have to do
@@ -244,10 +231,7 @@ class RunProcess:
         return message
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
-        """Return the next message. Raises TimeoutError after ``limit_s`` seconds, or at the end of the study's time.
-
-        Only polls count towards ``limit_s``, not time in which the launcher was suspended.
-        """
+        """Return the next message. Raises TimeoutError after polls of ``limit_s`` seconds, or at the study's end."""
         parts = looks(limit_s)
         for _ in range(parts):
             with suppress(TimeoutError):
@@ -257,10 +241,7 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """Return how many seconds the run may be silent while the launcher waits for ``event``.
-
-        A run with heartbeats has the same limit for any number of steps; other runs have it once for each of ``steps``.
-        """
+        """Return how many seconds the run may be silent before ``event``; without heartbeats, for each of ``steps``."""
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s
@@ -284,10 +265,7 @@ class RunProcess:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> NoReturn:
-        """Kill the run and raise RunFailed with the reason in its run.json.
-
-        If the run has not written run.json, write it with the reason ``error``; None: a text on its exit status.
-        """
+        """Kill the run and raise RunFailed with the reason in its run.json, or ``error``; None: its exit status."""
         self._signal(signal.SIGKILL)  # Its channel is closed. Its workers end with it.
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)

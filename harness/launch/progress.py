@@ -62,10 +62,7 @@ class SignsOfLife:
 
 
 def announced(what: str) -> SignsOfLife:
-    """Print that the work ``what`` begins. Return a context for this work.
-
-    Within the context, a log gets a line with the time so far every ALIVE_INTERVAL_S; a terminal gets none.
-    """
+    """Print that the work ``what`` begins. Return a context: a log gets a line with the time every ALIVE_INTERVAL_S."""
     begun_s = time.monotonic()
     signs = SignsOfLife(lambda: f"{what}, for {_clock(time.monotonic() - begun_s)}")
     signs.show(what)
@@ -108,10 +105,7 @@ class Progress(_Display):
     """Context that displays a study's progress: runs, steps, steps per second and time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
-        """Set up. ``total_runs``: planned runs; None: unknown. ``total_steps``: planned steps of all these runs.
-
-        ``heard``: called after each repetition.
-        """
+        """Set up for the planned runs (None: unknown) and all their steps. ``heard``: called after each repetition."""
         super().__init__()
         self._heard = heard
         self._total_runs = total_runs
@@ -177,10 +171,7 @@ class Progress(_Display):
 
 
 class TextProgress(_Display):
-    """Progress display of work (``what``) on a corpus, called with the documents and bytes since the last call.
-
-    A terminal shows a live line. A log gets a line at intervals, and none if all is done before the first.
-    """
+    """Progress of work (``what``) on a corpus, called with the documents and bytes since the last call."""
 
     def __init__(self, what: str, documents: int) -> None:
         super().__init__()
@@ -242,10 +233,7 @@ def _live(line: Callable[[], str]) -> Live:
 
 
 def _left(elapsed_s: float, share: float) -> str:
-    """Return a text like ", about 1:30 left", given that ``share`` (0 to 1) of the work took ``elapsed_s`` seconds.
-
-    "" if less than a second is left.
-    """
+    """Return a text like ", about 1:30 left", if ``share`` (0 to 1) of the work took ``elapsed_s``; "" under 1 s."""
     if share <= 0:
         return ", time left unknown"
     left_s = elapsed_s * (1 - share) / share
@@ -309,17 +297,15 @@ class TrainingProgress:
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
-            evaluating_s = (
-                sum(validation.end_ns - validation.start_ns for validation in passes) / 1e9 + self._sampling_s
-            )
+            evaluated_ns = sum(validation.end_ns - validation.start_ns for validation in passes)
+            evaluating_s = evaluated_ns / 1e9 + self._sampling_s
             self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s, evaluating_s))
 
     def line(
         self, steps: int, tokens: int, share: float, loss: float | None, seconds: float, evaluating_s: float = 0.0
     ) -> str:
-        """Return the progress line. ``steps``, ``tokens``, ``share`` (0 to 1): of the whole training so far.
-
-        ``seconds``: time since this part of the training began. ``evaluating_s``: seconds of them in evaluations.
+        """Return the progress line of the whole training so far. ``seconds``: time since this part of the training
+        began, ``evaluating_s`` of them in evaluations.
         """
         done = share - self._share
         left_s = (1 - share) * seconds / done if done > 0 else 0.0

@@ -135,9 +135,8 @@ class RepetitionOrder(TypedDict):
 
 
 class BareOrder(TypedDict):
-    """Launcher to run: let each profiler record a window of steps ("profile"), or write the tables and end ("finish").
-
-    From rank 0 also "step" (take one step), "stop" (end early) and "evaluate" (end after a last evaluation).
+    """Launcher to run: record windows ("profile"), or write the tables and end ("finish"). From rank 0 also "step"
+    (take one), "stop" (end early) and "evaluate" (end after a last evaluation).
     """
 
     do: Literal["profile", "finish", "step", "stop", "evaluate"]

@@ -28,11 +28,7 @@ class LoadCheck:
     """Returns the load over the given seconds; None: measure this machine."""
 
     def notes(self) -> list[str]:
-        """Measure the load. On a busy machine, wait until it is quiet if ``wait_minutes`` is set; else print a warning.
-
-        Return the study's notes on the warning or the wait; empty if the machine was quiet at once, or its load is
-        unknown.
-        """
+        """Measure the load. On a busy machine, warn, or wait until it is quiet. Return the study's notes on that."""
         allowed = allowed_cpus()
         measure = self.measure or partial(_load_for, allowed)
         limit = max(QUIET_CORES, OTHER_SHARE * len(allowed))
@@ -55,10 +51,7 @@ class LoadCheck:
 
 
 def load_check(wait_minutes: float | None, command: str) -> LoadCheck:
-    """Return the check for ``--wait-until-quiet MINUTES`` of ``command``; None: only warn.
-
-    Raises InputError if ``wait_minutes`` is not above 0, or above MOST_MINUTES.
-    """
+    """Return the check for ``--wait-until-quiet MINUTES``. Raises InputError for 0 or less, or above MOST_MINUTES."""
     if wait_minutes is not None and not 0 < wait_minutes <= MOST_MINUTES:
         raise InputError(f"{command}: {OPTION} {wait_minutes:g}: allowed: more than 0, at most {MOST_MINUTES:,.0f}")
     return LoadCheck(wait_minutes)

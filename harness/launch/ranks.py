@@ -1,9 +1,9 @@
 """Starts and drives the other ranks of a run. The launcher drives rank 0, which passes its orders on.
 
-Ranks of this machine are forked before this process computes anything. They are in its process group, so that they are
-suspended and ended with it. Ranks of other machines are forked there (``launch.nodes``) and connect to this process.
-Each uses the launcher's protocol (``launch.protocol``) with rank 0. A thread reads the reports of each rank. If a rank
-fails while rank 0 waits for it in an exchange, the exchange never ends. Then the run must end and name the failed rank.
+Ranks of this machine are forked before this process computes anything, into its process group. Ranks of other machines
+are forked there (``launch.nodes``) and connect to this process. Each uses the launcher's protocol (``launch.protocol``)
+with rank 0. A thread reads the reports of each rank. If a rank fails while rank 0 waits for it in an exchange, which
+then never ends, the run must end and name the failed rank.
 
 Times of a rank on another machine are converted to rank 0's clock, because the start of CLOCK_MONOTONIC is arbitrary on
 each machine. A rank asks rank 0 for its time, and notes the times of the request and the answer. Rank 0 reads its clock
@@ -79,11 +79,8 @@ class OtherRanks:
         own: int,
         meet: Callable[[MeetingPlace], None] | None = None,
     ) -> None:
-        """Fork the other ranks of this machine, each of which calls ``serve``, and wait for those of other machines.
-
-        ``start``: the run's first message, which lists other machines. ``ranks``: number of ranks on all machines.
-        ``timeout_s``: limit for each answer. ``own``: rank 0's descriptor, closed in the forked ranks. ``meet``: asks
-        the launcher to fork the ranks of other machines; None: one machine.
+        """Fork the other ranks of this machine, each of which calls ``serve``, and wait for those of other machines,
+        which the launcher forks (``meet``). ``timeout_s``: limit for each answer. ``own``: rank 0's descriptor.
         """
         parent = os.getpid()
         nodes = start.get("nodes")
@@ -114,10 +111,7 @@ class OtherRanks:
         self._lost: Callable[[str], None] | None = None
 
     def _become(self, number: int, parent: int, not_own: Sequence[int]) -> Rank:
-        """Make this forked process the rank ``number``, and return its Rank.
-
-        ``parent``: process id of rank 0; this process ends with it. ``not_own``: descriptors of rank 0 to close.
-        """
+        """Make this forked process the rank ``number``, which ends with ``parent``. Close ``not_own``."""
         die_with_parent(parent)
         with suppress(OSError):  # The kernel may forbid another name (proc_pid_comm(5)).
             Path("/proc/self/comm").write_text(f"{RANK_NAME}{number}")
@@ -130,7 +124,6 @@ class OtherRanks:
 
     def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
         """Ask the launcher for the ranks ``numbers`` of other machines (``meet``), and wait until all have connected.
-
         ``port``: rank 0's port for torch. Raises RankFailedError if some do not connect in time.
         """
         missing = set(numbers)
@@ -161,10 +154,7 @@ class OtherRanks:
                 missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Read each rank's reports in a thread. Call ``lost`` with the reason if rank 0 hangs after a rank failed.
-
-        ``lost`` must end this process: rank 0 has not ended STUCK_S seconds after the failure.
-        """
+        """Read each rank's reports in a thread. If rank 0 hangs STUCK_S after one failed, call ``lost`` to end it."""
         self._lost = lost
         for rank in self._others:
             threading.Thread(target=self._read, args=(rank,), daemon=True).start()
@@ -189,7 +179,7 @@ class OtherRanks:
                     if "clock_error_ns" in message:
                         self.clock_error_ns = max(self.clock_error_ns or 0, message["clock_error_ns"])
             if self._failed:
-                raise RankFailedError(self.cause() or self._worst())
+                raise RankFailedError(self._cause())
             if not missing:
                 return
         number = min(missing)
@@ -199,30 +189,24 @@ class OtherRanks:
         )
 
     def explain(self, error: BaseException) -> str | None:
-        """Return a line on the rank that made an exchange between the ranks fail with ``error``.
-
-        If no rank reported a failure, the line describes all other ranks. None if ``error`` is not from an exchange.
-        """
+        """Return a line on the rank that made an exchange fail, or on all others; None for other errors."""
         if not is_of_the_exchange(error):
             return None
         self._news.wait(CAUSE_S)
         if self._failed:
-            return self.cause() or self._worst()
+            return self._cause()
         states = "; ".join(f"rank {rank.number}: {self._described(rank.number)}" for rank in self._others)
         return f"the exchange between the ranks failed ({str(error).splitlines()[0]}); {states}"
 
-    def cause(self) -> str | None:
-        """Return the line of the first rank that failed by itself, not because of another rank; None without one."""
-        own = [(number, text) for number, text in self._failed.items() if not text.startswith(EXCHANGE)]
-        return f"rank {own[0][0]}: {own[0][1]}" if own else None
+    def _cause(self) -> str:
+        """Return the line of the first rank that failed, if possible by itself, not because of another rank."""
+        own = {number: text for number, text in self._failed.items() if not text.startswith(EXCHANGE)}
+        number, text = next(iter((own or self._failed).items()))
+        return f"rank {number}: {text}"
 
     def end(self) -> None:
         """Accept from now on that the other ranks end. Until then, the end of a rank is a failure."""
         self._ending.set()
-
-    def _worst(self) -> str:
-        number, text = next(iter(self._failed.items()))
-        return f"rank {number}: {text}"
 
     def _described(self, number: int) -> str:
         rank = next(entry for entry in self._others if entry.number == number)
@@ -231,9 +215,8 @@ class OtherRanks:
         return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
-        """Queue the reports of ``other``, in a thread, until it is done or has failed. Answer its clock requests.
-
-        After a failure, call ``lost`` of :meth:`watch` if rank 0 does not end within STUCK_S seconds.
+        """Queue the reports of ``other`` until it is done or has failed, and answer its clock requests. After a
+        failure, call ``lost`` of :meth:`watch` if rank 0 does not end within STUCK_S seconds.
         """
         while True:
             try:
@@ -255,7 +238,7 @@ class OtherRanks:
             self._news.set()
             self._events.put((other.number, {"event": "failed"}))
             if not self._ending.wait(STUCK_S) and self._lost is not None:
-                self._lost(self.cause() or self._worst())
+                self._lost(self._cause())
 
 
 def _end_of(other: _Other) -> str:
@@ -265,10 +248,9 @@ def _end_of(other: _Other) -> str:
     pid = other.pid
     with suppress(ChildProcessError):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        ending = (
-            f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}, no message (see log.txt)"
-        )
-        return f"its process {ending}; {explain_end(code)}" if code < 0 else f"its process {ending}"
+        if code < 0:
+            return f"its process was killed by signal {-code}; {explain_end(code)}"
+        return f"its process ended with exit code {code}, no message (see log.txt)"
     return "its process is gone"
 
 
@@ -286,10 +268,7 @@ class ClockOffset:
 
 
 def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monotonic_ns) -> ClockOffset:
-    """Return this machine's offset to rank 0's clock: the one with the smallest error of EXCHANGES tries.
-
-    ``ask``: returns the time of rank 0's clock in ns. ``clock``: returns the time here in ns.
-    """
+    """Return this machine's offset to rank 0's clock (``ask``, in ns): that with the smallest error of EXCHANGES."""
     best: ClockOffset | None = None
     for _ in range(EXCHANGES):
         asked_ns = clock()
@@ -312,10 +291,7 @@ def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset
 
 
 def align_tables(folder: Path, rank: int, first: ClockOffset, last: ClockOffset) -> None:
-    """Rewrite the steps and spans tables of rank ``rank`` in ``folder`` with all times on rank 0's clock.
-
-    ``first``, ``last``: offsets at the run's start and end. The offset drifts evenly in between.
-    """
+    """Rewrite the tables of rank ``rank`` on rank 0's clock. The offset drifts evenly from ``first`` to ``last``."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -327,9 +303,8 @@ def align_tables(folder: Path, rank: int, first: ClockOffset, last: ClockOffset)
         try:
             with ParquetFile(path) as file:
                 for batch in file.iter_batches(TABLE_ROW_GROUP):
-                    rows: dict[str, Any] = {
-                        name: batch.column(name) for name, _ in columns if name in batch.schema.names
-                    }
+                    present = [name for name, _ in columns if name in batch.schema.names]
+                    rows: dict[str, Any] = {name: batch.column(name) for name in present}
                     for name in set(MOMENTS) & rows.keys():
                         moments = rows[name].to_numpy(zero_copy_only=False).astype(np.int64)
                         rows[name] = pa.array(aligned(moments, first, last), pa.int64())

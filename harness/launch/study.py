@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 class Outcome(NamedTuple):
     """Folder of a study that was run, and its status: done, failed (at least one run), interrupted, or submitted.
-
-    ``cut``: what ran when the time limit ended the study. ``in_queue``: True if its jobs continue.
+    ``cut``: what ran when the time limit ended it. ``in_queue``: True if its jobs continue.
     """
 
     folder: Path
@@ -58,10 +57,8 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """Options of a study that runs block by block until ``enough``, called with the finished blocks, is True.
-
-    ``arms``: records by name that replace the plan's. ``end_ns``: time limit (CLOCK_MONOTONIC), which may end a block
-    early; finished blocks are kept.
+    """Options of a study that runs block by block until ``enough`` of the finished ones is True, or until ``end_ns``
+    (CLOCK_MONOTONIC). ``arms``: records by name that replace the plan's.
     """
 
     enough: Enough
@@ -104,11 +101,7 @@ def run_study(
     sequential: Sequential | None = None,
     options: StudyOptions = DEFAULTS,
 ) -> Outcome:
-    """Run ``plan`` as a new study under ``out``. Return its folder and status.
-
-    ``command``, ``source``: command line and scenario file, for the record. ``sequential``: run blocks until a result
-    is clear; None: all blocks. Raises InputError, before any run, for a study that cannot run here.
-    """
+    """Run ``plan`` as a new study under ``out``. Return folder and status. Raises InputError if it cannot run here."""
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, options.force)
@@ -126,9 +119,8 @@ def begin_study(
     force: bool = False,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
-    """Prepare data and an empty folder for a new study under ``out``. Return (folder, record, data); no run starts.
-
-    ``elsewhere``: where the runs will be; None: here. ``force``: despite a lack of memory. InputError: it cannot run.
+    """Prepare data and an empty folder for a new study under ``out``, to run ``elsewhere`` or (None) here. Return
+    (folder, record, data). Raises InputError if it cannot run.
     """
     if sequential is not None or elsewhere is not None:
         cause = "both sides of a comparison need the same number" if sequential else "its runs are on other machines"
@@ -221,10 +213,7 @@ def run_part(path: Path, block: int | None, force: bool = False) -> bool:
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
-    """Return the record of the study in ``folder``.
-
-    Raises InputError if it cannot be resumed: it is a training, runs commands, or compares two states of the code.
-    """
+    """Return the record of the study in ``folder``. Raises InputError for a training, commands, or two states."""
     record, path = folder.read_study(), folder.path
     if record.is_training:
         raise InputError(f"{path}: a training; continue it with harness train SCENARIO --out {path} --resume")
@@ -236,10 +225,7 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """Return the data of a study that is resumed. Raises InputError if data have changed, or the study cannot run here.
-
-    ``force``: True to run it even if it does not fit into memory.
-    """
+    """Return the data of a study that is resumed. Raises InputError if data have changed, or it cannot run here."""
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -320,11 +306,7 @@ def _run_blocks(
     sequential: Sequential | None,
     blocks: Sequence[int] | None = None,
 ) -> StudyRecord:
-    """Run the missing runs of ``blocks`` (None: all). Return ``record``.
-
-    ``sequential``: end after the first block for which its ``enough`` is True, and return a record of the blocks until
-    then.
-    """
+    """Run the missing runs of ``blocks`` (None: all). Return ``record``, until ``sequential`` had enough."""
     until, ending = options.until, sequential or options.until
     limits = _limits(record, None if ending is None else ending.end_ns)
     repetitions = _repetitions(record, extra_warmup=options.extra_warmup)
@@ -356,10 +338,7 @@ def _run_blocks(
 
 
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """Return the planned repetitions by arm. ``extra_warmup``: True to allow warm-up steps beyond the fixed number.
-
-    A study that compares two states of the harness never allows them, because an older state cannot take them.
-    """
+    """Return the planned repetitions by arm, with ``extra_warmup`` unless an older state cannot take it."""
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
     by_arm = {}
@@ -454,10 +433,7 @@ class _BlockRunner:
 
 @contextmanager
 def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
-    """Lock the study by the file ``name`` within the context. Raises InputError if another process holds it.
-
-    The kernel releases it when this process ends. On a file system without locks, print a warning.
-    """
+    """Lock the study by the file ``name`` within the context. Raises InputError if another process holds it."""
     with open(folder.path / name, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

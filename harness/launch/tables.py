@@ -32,9 +32,8 @@ SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns
 
 
 class RunTables:
-    """Writer of one rank's steps and spans tables. ``pid``, ``tid``: process and thread id of its main thread.
-
-    ``ranks``: number of ranks, 1 for each rank of an attached program. Rank 0's table counts the tokens of all ranks.
+    """Writer of one rank's steps and spans tables. ``pid``, ``tid``: of its main thread. ``ranks``: 1 for each rank of
+    an attached program. Rank 0's table counts the tokens of all ranks.
     """
 
     def __init__(
@@ -62,10 +61,7 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables, and rank 0's evaluations.parquet. An unfinished step has no row.
-
-        If writing spans fails, steps are still written.
-        """
+        """Write both tables (steps even if spans fail), and rank 0's evaluations. Unfinished steps have no row."""
         try:
             try:
                 if isinstance(self._recorder, BareRecorder):
@@ -156,17 +152,13 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
 
 
 def with_others(part: contract.Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> contract.Columns:
-    """Return the token and sample counts of ``part`` plus those of all other ranks, for the step ``numbers``.
-
-    A sum is null if the count of any rank is unknown. Empty without other ranks.
-    """
+    """Return the counts of ``part`` plus those of other ranks, for the steps ``numbers``; null if any is unknown."""
     import pyarrow as pa
 
     summed: contract.Columns = {}
     for name in COUNTS if others else ():
-        total = (
-            pa.array(part[name]).fill_null(-1).to_numpy().astype(np.int64) if name in part else -np.ones_like(numbers)
-        )
+        known = part.get(name)
+        total = -np.ones_like(numbers) if known is None else pa.array(known).fill_null(-1).to_numpy().astype(np.int64)
         for counts in others:
             place = np.searchsorted(counts["step"], numbers)
             matches = place < len(counts["step"])
@@ -186,10 +178,7 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """Return a function that looks up the values of step numbers; null for a step without a value.
-
-    ``parts``: arrays of step numbers and of their values. If a step occurs several times, its last value counts.
-    """
+    """Return a function that looks up the last values of step numbers in ``parts``; null for a step without a value."""
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]

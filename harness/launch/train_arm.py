@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 def train_arm(
     plan: Plan, goal: Goal | None, out: Path, command: Sequence[str], source: str, options: TrainingOptions
 ) -> Trained:
-    """Train the only arm of ``plan`` to its end, in the folder ``out``. ``goal``: None for the scenario's steps.
-
-    ``command``, ``source``: command line and scenario file, for the record. Raises InputError if the arm cannot be
-    trained, or if ``out`` has another study or a training that is not to be resumed.
+    """Train the only arm of ``plan`` to its end (``goal``; None: the scenario's steps) in the folder ``out``. Raises
+    InputError if it cannot be trained, or if ``out`` has another study or a training that is not to be resumed.
     """
     resume = options.resume
     arm = only_arm(plan)
@@ -42,7 +40,11 @@ def train_arm(
             "train: launch.slurm: a training runs on the machine that starts it; call harness train ... --resume in "
             "your own batch script, and give --set launch.slurm=null"
         )
-    _check_begin(config, goal)
+    if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
+        raise InputError(
+            f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; give more "
+            "steps (--steps counts those before it, too)"
+        )
     refuse_auto([config], "all parts of a training need the same number")
     check_devices({arm.name: config})
     check_writable(out)
@@ -80,19 +82,9 @@ def only_arm(plan: Plan) -> Arm:
     return arms[0]
 
 
-def _check_begin(config: TrainerConfig, goal: Goal) -> None:
-    """Raise InputError if the training's first step (``resume.step``) is not before its end."""
-    if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
-        raise InputError(
-            f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; give more "
-            "steps (--steps counts those before it, too)"
-        )
-
-
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
     """Return ``config`` with its learning-rate schedule as long as the training, unless it is constant or has a length.
-
-    Raises InputError if the training's length is unknown (a goal in epochs), or not longer than the rate's warm-up.
+    Raises InputError if that length is unknown (epochs), or not longer than the rate's warm-up.
     """
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:

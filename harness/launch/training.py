@@ -238,10 +238,8 @@ class Training:
             close_batches(training.batches)
 
     def _failed(self, error: Exception, vocab_size: int) -> _PartEnding:
-        """Return the ending of a part that failed by ``error``; raise any other error again, as it is a bug.
-
-        Expected are a lost rank or worker, a non-finite value, an I/O error and out of memory (``vocab_size``: for the
-        advice).
+        """Return the ending of a part that failed by an expected ``error``: a lost rank or worker, a non-finite value,
+        I/O or memory. Raise any other error again, as it is a bug.
         """
         if isinstance(error, RankFailedError | RanksDifferError):
             line = str(error)
@@ -351,10 +349,7 @@ class Training:
         return self._ranks.lacking(lambda: frozenset() if passes is None else passes.lacking(step))
 
     def _decide(self, share: float) -> BareOrder:
-        """Return rank 0's next order: "step", "finish" (goal reached), "stop", or "evaluate" (evaluate, then stop).
-
-        ``share``: finished share of the training (0 to 1). Below 1, also record the cost spent so far.
-        """
+        """Return rank 0's next order: "step", "finish" (at the goal), "stop" or "evaluate" (then stop)."""
         watch = self._options.watch
         if (allowance := self._allowance) is not None and share < 1:
             allowance.note()
@@ -366,10 +361,7 @@ class Training:
         return {"do": "step"}
 
     def _serve_rank(self, _start: StartMessage, channel: Channel, rank: Rank) -> int:
-        """Train in a rank other than 0, as rank 0 orders, ignoring signals, and write this rank's ledger.
-
-        Return the exit status: 0 if the training is done, else 1.
-        """
+        """Train in a rank other than 0, as rank 0 orders, and write this rank's ledger. Return the exit status."""
         from trainer import checkpoint_folder
 
         for number in (signal.SIGINT, *TERMINATING):  # Rank 0 answers a signal to the whole group.

@@ -40,10 +40,7 @@ class LossTable:
     """Writer of losses.csv: one row per step, without gaps or repeats, even after resumes."""
 
     def __init__(self, path: Path, steps: int, first_step: int = 0) -> None:
-        """Open the table of a training that has taken ``steps`` steps. Rows of later steps are removed.
-
-        Print a warning if a row from ``first_step`` to ``steps`` - 1 is missing.
-        """
+        """Open the table after ``steps`` steps. Drop later rows; warn of missing ones from ``first_step`` on."""
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
         if [row.step for row in kept] != list(range(first_step, steps)):
@@ -69,10 +66,8 @@ class LossTable:
 
 
 class EvaluationRow(NamedTuple):
-    """Row of evaluations.csv: one evaluation pass after step ``step``, of one of two kinds. Other fields are None.
-
-    Held-out documents: ``loss``, ``tokens``, and ``accuracy`` (masked language models only). Multiple choice:
-    ``questions``, and four shares of right answers (:class:`trainer.telemetry.Validation`).
+    """Row of evaluations.csv, a pass after ``step``, of held-out documents (``loss``, ``tokens``, and ``accuracy`` of
+    masked language models) or multiple choice (``questions``, four shares of right answers). Other fields are None.
     """
 
     step: int
@@ -174,11 +169,8 @@ def read_losses(path: Path) -> list[LossRow]:
 def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return the rows of the CSV table at ``path``, without an incomplete last one.
-
-    ``made``: makes a row from the texts of its cells. ``columns``: expected header. ``older``: header of earlier
-    versions, accepted too; None: none. Raises InputError if the file cannot be read, has another header, or has a row
-    that ``made`` refuses.
+    """Return the rows of the CSV table at ``path``, each ``made`` from its cells, without an incomplete last one.
+    ``older``: earlier header. Raises InputError if the file cannot be read, has another header, or a refused row.
     """
     try:
         with open(path, newline="") as file:
@@ -209,10 +201,7 @@ class TrainingRecorder(StepRecorder):
         evaluations: EvaluationTable | None = None,
         ranks: int = 1,
     ) -> None:
-        """Set up. ``table``, ``evaluations``: None in ranks other than rank 0. ``tokens``: number before this part.
-
-        ``ranks``: number of ranks; all are assumed to receive as many tokens as this one.
-        """
+        """Set up. ``table``, ``evaluations``: of rank 0. ``tokens``: before this part; ``ranks`` receive as many."""
         super().__init__(run_queue)
         self.evaluations = evaluations
         self._ranks = ranks
@@ -245,6 +234,5 @@ class TrainingRecorder(StepRecorder):
     def validated(self, validation: Validation) -> None:
         super().validated(validation)
         if self.evaluations is not None:
-            result = validation
-            fields = {name: getattr(result, name) for name in EvaluationRow._fields}
+            fields = {name: getattr(validation, name) for name in EvaluationRow._fields}
             self.evaluations.add(EvaluationRow(**fields))

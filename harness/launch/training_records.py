@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 class TrainingRecords:
-    """Records of one part of a training. Create this object when the part starts.
-
-    ``command``, ``source``: command line and scenario file, for study.json.
-    """
+    """Records of one part of a training. Create this object when the part starts."""
 
     def __init__(
         self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
@@ -38,10 +35,8 @@ class TrainingRecords:
         self._begun_utc = now()
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
-        """Return the training's record: a study of one arm, with one block for each part, including this part.
-
-        ``resume``: True to continue the study in the folder, if any. Raises InputError if that study trains another
-        arm.
+        """Return the training's record: a study of one arm with a block for each part, of which ``resume`` adds one.
+        Raises InputError if the study in the folder trains another arm.
         """
         environment = environment_of([self.config])
         name = self.arm.name
@@ -89,10 +84,7 @@ class TrainingRecords:
         )
 
     def steps_before(self, blocks: int) -> int:
-        """Return the training's steps at the end of the last part with a ledger; 0 without one.
-
-        ``blocks``: look at this many first parts only.
-        """
+        """Return the training's steps at the end of the last of ``blocks`` parts with a ledger; 0 without one."""
         from pyarrow.parquet import read_table
 
         for block in reversed(range(blocks)):

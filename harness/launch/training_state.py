@@ -60,10 +60,7 @@ class TrainingRanks:
         self._agreed = (-1, 0.0, 0)  # steps, finished share, tokens of all ranks
 
     def fork(self, serve: Serve) -> None:
-        """Import the modules that a training needs, then fork the other ranks. Each of them calls ``serve``.
-
-        Does nothing for a single rank. The imports take seconds, so each rank must not repeat them.
-        """
+        """Import what a training needs, which takes seconds, then fork the other ranks. Each calls ``serve``."""
         launch = self._config.launch
         if launch is None or self._config.ranks == 1:
             return
@@ -76,10 +73,7 @@ class TrainingRanks:
         self.rank = self._others.rank
 
     def watch(self) -> None:
-        """Start threads that read the other ranks' reports. Call it after this process has forked its loader workers.
-
-        If another rank fails and this process hangs, the threads end this process.
-        """
+        """Read the other ranks' reports in threads, which end this process if it hangs with a failed rank."""
         if self._others is not None:
             self._others.watch(_exit_at_once)
 
@@ -104,10 +98,7 @@ class TrainingRanks:
             self._others.end()
 
     def join(self) -> None:
-        """Open the process group in which ranks agree on their progress, if it may differ. Call it in every rank.
-
-        Progress may differ with a goal in epochs, or in tokens of the user's own source.
-        """
+        """Open the group in which ranks agree on their progress, if it may differ (epochs, tokens of a source)."""
         by_tokens = self._goal.tokens is not None and self._config.data.source
         if self.rank.of > 1 and (self._goal.epochs is not None or by_tokens):
             self._group = gloo_group(self.rank)
@@ -118,17 +109,12 @@ class TrainingRanks:
         return self._group is not None
 
     def begin_at(self, tokens: int, of_all: int) -> None:
-        """Set the training's tokens at the checkpoint. ``of_all``: summed over the ranks.
-
-        ``tokens``: rank 0's own number times the number of ranks, which differs if ranks received different numbers.
-        """
+        """Set the tokens at the checkpoint: rank 0's own times the number of ranks, and ``of_all``, the sum."""
         self._begun_at = tokens, of_all
 
     def share(self, steps: int, tokens: int, position: DataPosition) -> float:
-        """Return the finished share of the training, 1 at the goal. Call it in every rank.
-
-        ``tokens``: of all ranks, estimated as this rank's number times the number of ranks. If ranks may differ, they
-        exchange their numbers, and the share of epochs is that of the slowest rank.
+        """Return the finished share of the training, 1 at the goal, of epochs that of the slowest rank. Call it in
+        every rank. ``tokens``: this rank's number times the number of ranks, which they exchange if it may differ.
         """
         if self._agreed[0] != steps or self._group is None:
             if self._group is not None:
@@ -215,10 +201,8 @@ class TrainingState:
         self.samples: SampleTable | None = None
 
     def open(self, prepared: Prepared, model: str | None, checkpoint: Checkpoint | None, run: Path) -> OpenTraining:
-        """Open the training at ``checkpoint`` (None: its beginning), ready for the next step.
-
-        ``model``: fingerprint of the model's code or files; None for a preset. ``run``: folder of this part's ledger.
-        Raises InputError if the checkpoint does not fit the configuration or data, or if the training cannot start.
+        """Open the training at ``checkpoint`` (None: its beginning), with this part's ledger in ``run``. Raises
+        InputError if the checkpoint does not fit the configuration or data, or if the training cannot start.
         """
         from trainer.data.position import DataPosition
 
@@ -247,10 +231,8 @@ class TrainingState:
         return self.training
 
     def _resume(self, checkpoint: Checkpoint, prints: dict[str, str | None]) -> tuple[Resumed, DataPosition]:
-        """Return the states in ``checkpoint`` and its data position. Newer checkpoints are removed.
-
-        ``prints``: fingerprints of data and model by name. Raises InputError if they or the configuration differ from
-        the checkpoint's.
+        """Return the states in ``checkpoint`` and its data position, and remove newer ones. Raises InputError if
+        ``prints`` (fingerprints of data and model) or the configuration differ from the checkpoint's.
         """
         from trainer.checkpoint import check_identity
         from trainer.checkpoint_folder import remove_newer
@@ -298,10 +280,7 @@ class TrainingState:
         return recorder
 
     def _about(self, prints: dict[str, str | None]) -> JsonObject:
-        """Return a checkpoint's record: tokens, configuration, and ``prints`` (fingerprints of data and model by name).
-
-        Flush losses.csv, so that it has every loss up to the checkpoint.
-        """
+        """Return a checkpoint's record: tokens, configuration, fingerprints. Flush losses.csv up to it."""
         from trainer.checkpoint import identity
 
         assert self.losses is not None
@@ -319,10 +298,7 @@ class TrainingState:
             self.losses.synchronize()
 
     def _pass_over(self, batches: Batches) -> None:
-        """Take and drop the batches of all steps before ``resume.step``, where training begins.
-
-        Raises InputError if the training would end by that step, KeyboardInterrupt after a signal.
-        """
+        """Drop the batches of all steps before ``resume.step``. Raises InputError if the training would end by then."""
         steps = self._config.first_step
         shows = steps and self._ranks.rank.is_first
         with announced(f"skipping the data of steps 0 to {steps - 1:,}") if shows else nullcontext():
@@ -338,10 +314,7 @@ class TrainingState:
 
 
 def _begin_worker(attach: Callable[[int], None], worker: int) -> None:
-    """Make this loader worker ignore Ctrl-C and termination signals to the process group, then call ``attach``.
-
-    A training that is stopped needs its workers until it has saved its last checkpoint.
-    """
+    """Ignore signals to the group in this loader worker, needed until a stopped training ends, and call ``attach``."""
     for number in (signal.SIGINT, *TERMINATING):
         signal.signal(number, signal.SIG_IGN)
     attach(worker)

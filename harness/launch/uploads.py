@@ -94,10 +94,7 @@ class Destination:
         return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
-        """Compare the copies at the URL with the record of copied files. Removed or changed copies are now missing.
-
-        If the URL cannot be listed, only set :attr:`unlisted` to the reason.
-        """
+        """Compare copies with the record: removed or changed ones are missing. Set :attr:`unlisted` if that fails."""
         if not self._there:
             return
         try:
@@ -128,10 +125,9 @@ class Destination:
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy the files of :meth:`missing`. Return True if all are copied. Else :attr:`reason` has the last failure.
-
-        A failed copy is tried again after ``pause(seconds)``, which returns False to give up. The first file that fails
-        ends the pass. A pass to the end also removes copies of locally removed files (:func:`_may_go`).
+        """Copy the files of :meth:`missing`, and remove copies of removed ones (:func:`_may_go`). Return True if all
+        are copied; else :attr:`reason` has the last failure. ``pause(seconds)`` before each new attempt returns False
+        to give up.
         """
         blocked = ""
         for name in self.missing():
@@ -153,8 +149,12 @@ class Destination:
                 self._refuse_another()
             except InputError as error:
                 raise InputError(f"{KEY}: {self.url}: {error}") from error
-        wait_s = PAUSE_S
-        for remaining in reversed(range(ATTEMPTS)):
+
+        def waited(seconds: float) -> bool:
+            time.sleep(seconds)
+            return True
+
+        for remaining in _attempts(waited):
             try:
                 self._write_marker()
                 break
@@ -163,8 +163,6 @@ class Destination:
                     raise InputError(
                         f"{KEY}: {self.url}: cannot be written ({plain_reason(error)}); give a writable URL, {WITHOUT}"
                     ) from error
-            time.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_PAUSE_S)
 
     def _write_marker(self) -> None:
         marker = f"{self._root}/{MARKER}{uuid4().hex}"
@@ -198,8 +196,7 @@ class Destination:
             self._filesystem.delete_dir(folder)
 
     def _copied(self, name: str, pause: Callable[[float], bool]) -> bool:
-        wait_s = PAUSE_S
-        for attempt in range(ATTEMPTS):
+        for _ in _attempts(pause):
             try:
                 self._copy(name)
                 return True
@@ -214,9 +211,6 @@ class Destination:
                 self.reason = plain_reason(error)
             except Exception as error:  # each filesystem has errors of its own
                 self.reason = plain_reason(error)
-            if attempt + 1 == ATTEMPTS or not pause(wait_s):
-                return False
-            wait_s = min(2 * wait_s, LONGEST_PAUSE_S)
         return False
 
     def _copy(self, name: str) -> None:
@@ -317,6 +311,14 @@ class Destination:
             write_json(self.folder / KEPT, content)
 
 
+def _attempts(pause: Callable[[float], bool]) -> Iterator[int]:
+    """Yield the number of further attempts, ATTEMPTS times at most, with growing pauses until ``pause`` gives up."""
+    for remaining in reversed(range(ATTEMPTS)):
+        yield remaining
+        if not remaining or not pause(min(PAUSE_S * 2 ** (ATTEMPTS - 1 - remaining), LONGEST_PAUSE_S)):
+            return
+
+
 def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
     """Return the tested target at ``url``. Raises InputError if the test fails or takes longer than ``limit_s``."""
 
@@ -332,10 +334,8 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
-    """True if the copy of ``name``, a file that was removed locally, is to be removed at the URL too.
-
-    Files at the top level are kept. Files of a checkpoint are removed only if a newer complete checkpoint is among the
-    local files ``here``, because a user may free local space.
+    """True if the copy of a locally removed file goes, too: not at the top level, and of a checkpoint only if a newer
+    complete one is ``here``, because a user may free local space.
     """
     folder, _, rest = name.partition("/")
     if folder != CHECKPOINTS:
@@ -346,9 +346,8 @@ def _may_go(name: str, here: Collection[str]) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) for every file in ``folder``. ``reason``: why it cannot be copied; "" if it can.
-
-    Temporary files and locks are skipped. Links are followed into each folder once, so that cyclic links end.
+    """Yield (name, reason why it cannot be copied, or "") for every file in ``folder`` but temporary ones and locks.
+    Links are followed into each folder once, so that cyclic links end.
     """
     linked: set[str] = set()
 

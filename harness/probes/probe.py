@@ -68,33 +68,26 @@ class Probe(Protocol):
         ...
 
     @classmethod
-    def attach_in_worker(cls, settings: Any, folder: Path, worker_id: int, *, windows: bool) -> None:  # noqa: ARG003
+    def attach_in_worker(cls, settings: Any, folder: Path, worker_id: int, *, windows: bool) -> None:
         """Prepare the probe in a loader worker. ``windows``: True in the run of the disturbing probes' windows."""
-        return
 
     def begin_repetition(self) -> None:
         """Start the parts of the probe that take long to start. The warm-up steps of a repetition follow."""
-        return
 
     def begin_steps(self) -> None:
         """Start to record. Measured steps, or another probe's window, follow."""
-        return
 
     def end_repetition(self) -> None:
         """Stop recording. The measured steps are over."""
-        return
 
     def wait(self) -> None:
         """Block until the probe has finished all work for the last repetition, so that the run may be suspended."""
-        return
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
         """Take the steps of the window; ``next_step()`` takes one. Pause ``recorder`` before writing files."""
-        return
 
     def close(self) -> None:
         """End the probe's processes and collect their records. Further calls do nothing."""
-        return
 
     def tables(self) -> Mapping[str, Columns]:
         """Return {table: {column: values}}, complete after :meth:`close`; only "samples" is used."""
@@ -171,9 +164,7 @@ class RunProbes:
 
 
 class ProbeSet:
-    """All probes of one run, made before its loader's workers start. The ledger (recorder of phases and stages) is not
-    one of them. See :class:`Probe` for the order of the calls.
-    """
+    """All probes of one run but the ledger, made before its workers start. :class:`Probe` has the order of calls."""
 
     def __init__(self, probes: RunProbes, folder: Path) -> None:
         self._windows = probes.windows
@@ -188,12 +179,10 @@ class ProbeSet:
         self._closed = False  # True once the closing window has been taken
 
     def begin_repetition(self) -> None:
-        """Start the parts of the probes that take long to start. The warm-up steps of a repetition follow."""
         for probe in self._steady:
             probe.begin_repetition()
 
     def begin_steps(self) -> None:
-        """Start recording in all probes that record measured steps. These steps follow."""
         for probe in self._steady:
             probe.begin_steps()
 
@@ -203,7 +192,6 @@ class ProbeSet:
             probe.end_repetition()
 
     def wait(self) -> None:
-        """Block until all probes have finished the last repetition. Call it before a suspension."""
         for _, probe in self._probes:
             probe.wait()
 
@@ -227,7 +215,6 @@ class ProbeSet:
             )
 
     def close(self) -> None:
-        """End the probes' processes and collect their records. Further calls do nothing."""
         for _, probe in self._probes:
             probe.close()
 

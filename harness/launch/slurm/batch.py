@@ -160,10 +160,7 @@ def submit(script: Path) -> str:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return the state of each job or array element of ``jobs`` by id (12, or 12_3 for element 3).
-
-    Jobs that Slurm does not know are left out. Raises SlurmSilent if squeue fails or does not answer.
-    """
+    """Return the states of ``jobs`` by id (12, or 12_3 for an element), if Slurm knows them. Raises SlurmSilent."""
     if not jobs:
         return {}
     # With --array, %i is 12_3 for an element; otherwise it is 12.

@@ -14,11 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from harness.launch.ending import terminable
+from harness.launch.nodes import nodes_of
 from harness.launch.preparation import recorded_configs
 from harness.launch.slurm.batch import (
     JobState,
@@ -68,8 +69,7 @@ def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
 def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
     """Return the number of nodes of a job: enough for the largest arm, or more if the settings ask for it."""
     asked = slurm_of(configs)
-    largest = max(1 if config.launch is None else config.launch.torchrun.nnodes for config in configs.values())
-    return max(largest, (asked and asked.nodes) or 1)
+    return max(*map(nodes_of, configs.values()), (asked and asked.nodes) or 1)
 
 
 def print_script(plan: Plan, out: Path, force: bool = False) -> str:
@@ -85,11 +85,8 @@ def print_script(plan: Plan, out: Path, force: bool = False) -> str:
 def submit_study(
     plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
 ) -> Outcome:
-    """Submit jobs that run ``plan`` as a new study under ``out``. Return the study's outcome.
-
-    ``wait``: True to wait for the jobs and collect their results. ``command``, ``source``: command line and scenario
-    file, for the record. ``force``: True to ignore lack of memory. Raises InputError for a study that cannot run, or if
-    sbatch is missing or refuses the job.
+    """Submit jobs that run ``plan`` as a new study under ``out``, and ``wait`` for them. Raises InputError for a study
+    that cannot run, or if sbatch is missing or refuses the job.
     """
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
@@ -114,10 +111,8 @@ def submit_study(
 
 
 def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, wait: bool = True) -> Outcome:
-    """Submit each block of the study with a missing run, unless a job in the queue will run it.
-
-    ``wait``: True to wait for all jobs and collect their results. Raises InputError if the study cannot be resumed, or
-    if the queue cannot be read.
+    """Submit each block of the study with a missing run, unless a job in the queue will run it, and ``wait`` for all.
+    Raises InputError if the study cannot be resumed, or if the queue cannot be read.
     """
     folder = StudyFolder(path)
     record = read_resumable(folder)
@@ -174,14 +169,6 @@ def _bytes_of(text: str) -> int | None:
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
     powers = {"K": 10, "M": 20, "G": 30, "T": 40}
     return int(number) * 2 ** powers[unit] if number.isdigit() and unit in powers else None
-
-
-@dataclass(frozen=True)
-class _Lost:
-    """Block that is not done although its job has ended, and the line that says why."""
-
-    block: int
-    line: str
 
 
 class Jobs:
@@ -241,10 +228,8 @@ class Jobs:
         return set(self._living(queue))
 
     def finish(self) -> Outcome:
-        """Wait for all jobs, then write the study's result from their runs. Return the outcome.
-
-        Ctrl-C, ``launch.slurm.wait_s``, or CONTROLLER_S without an answer of Slurm end the wait; jobs stay in the
-        queue.
+        """Wait for all jobs and write the study's result from their runs. Ctrl-C, ``launch.slurm.wait_s``, or
+        CONTROLLER_S without an answer of Slurm end the wait; jobs stay in the queue.
         """
         with terminable():
             try:
@@ -324,12 +309,11 @@ class Jobs:
 
     def _gather(self) -> Outcome:
         """Write the study's status. For each missing run, write a failed record with the reason. Return the outcome."""
-        lost = list(self._lost_blocks())
         notes = []
-        for lost_block in lost:
-            print(f"harness: {lost_block.line}", file=sys.stderr)
-            notes.append(lost_block.line)
-            self._blame(lost_block)
+        for block, line in list(self._lost_blocks()):
+            print(f"harness: {line}", file=sys.stderr)
+            notes.append(line)
+            self._blame(block, line)
         status: Literal["done", "failed"] = "failed" if self.missing() else "done"
         record = self._record
         done = (self._folder.read_record(name, block) for block, order in enumerate(record.order) for name in order)
@@ -340,7 +324,8 @@ class Jobs:
         self._folder.write_study(record)
         return Outcome(self._folder.path, status)
 
-    def _lost_blocks(self) -> Iterator[_Lost]:
+    def _lost_blocks(self) -> Iterator[tuple[int, str]]:
+        """Yield each block that is not done although its job has ended, with the line that says why."""
         if not (missing := [block for block in self.missing() if block in self._by_block]):
             return
         try:
@@ -353,7 +338,7 @@ class Jobs:
             self._await_record(submission.record(block), state)
             ending = read_ending(submission.record(block))
             if block in self.missing():  # unless its record became visible late
-                yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
+                yield block, why_lost(block, job, state, ending, submission.log(job))
 
     def _await_record(self, path: Path, state: JobState) -> None:
         """Wait for a job's own record: on a shared disk, it may become visible late."""
@@ -364,27 +349,27 @@ class Jobs:
                 return
             time.sleep(FIRST_LOOK_S)
 
-    def _blame(self, lost: _Lost) -> None:
+    def _blame(self, block: int, line: str) -> None:
         """Write a failed record for each run of the block that the job did not begin, or left without an end."""
         arms = {arm.name: arm for arm in self._record.arms}
-        for position, name in enumerate(self._record.order[lost.block]):
-            before = self._folder.read_record(name, lost.block)
+        for position, name in enumerate(self._record.order[block]):
+            before = self._folder.read_record(name, block)
             if before is not None and not before.session.endswith(BLAMED):
                 continue  # The run's own record has its end.
             arm = arms[name]
             self._folder.write_run(
                 RunRecord(
                     arm=name,
-                    block=lost.block,
+                    block=block,
                     status="failed",
                     control=arm.control,
                     of=arm.of,
-                    session=session_of(self._record.id, f"{lost.block}{BLAMED}"),
+                    session=session_of(self._record.id, f"{block}{BLAMED}"),
                     position=position,
                     interleave=self._record.interleave,
-                    config={**arm.config, "seed": integer(arm.config, "seed") + lost.block},
+                    config={**arm.config, "seed": integer(arm.config, "seed") + block},
                     declared=arm.declared,
-                    error=lost.line,
+                    error=line,
                     ended_utc=now(),
                 )
             )

@@ -41,10 +41,7 @@ class StudyTrackers:
     """A scenario's trackers, each in its own process. Call :meth:`send_runs`, then :meth:`end`."""
 
     def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
-        """Start the trackers ``asked``, with files in folder ``to``. ``name``: of the study's own run in the trackers.
-
-        ``limit_s``: seconds for all later calls together.
-        """
+        """Start the trackers ``asked``, with files in ``to``, for ``limit_s`` seconds. ``name``: the study's run."""
         self._name = name
         self._left_s = limit_s
         self._absent: list[str] = []
@@ -59,10 +56,7 @@ class StudyTrackers:
                 self._absent.append(f"{tracker}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
-        """Send ``runs``, within the share RUNS_SHARE of the time limit.
-
-        Return a line for each tracker that did not start or lost messages.
-        """
+        """Send ``runs``, within the share RUNS_SHARE of the limit. Return a line for each that lost messages."""
         begun_s = monotonic()
         until_s = begun_s + RUNS_SHARE * self._left_s
         for message in study_messages(self._name, record, runs):
@@ -93,10 +87,8 @@ def asked_of(record: StudyRecord) -> list[str]:
 
 @contextmanager
 def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
-    """Send the study in ``path`` to its trackers: its runs when the context begins, its report files when it ends.
-
-    The report is built within the context. Lost messages become a note of the study. If more are lost at the end,
-    ``rebuild`` builds the report again.
+    """Send the study in ``path`` to its trackers: its runs when the context begins, its report files when it ends. Lost
+    messages become a note of the study. If more are lost at the end, ``rebuild`` builds the report again.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -121,9 +113,8 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Send part ``part`` of the training in ``path``, and the existing ones of ``files``, to the trackers ``asked``.
-
-    ``limit_s``: seconds for all of it. Lost messages are printed as a warning and noted in the training's record.
+    """Send part ``part`` of the training in ``path``, and the existing ones of ``files``, to the trackers ``asked``,
+    within ``limit_s`` seconds. Lost messages are printed as a warning and noted.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -275,10 +266,7 @@ class TrackerFeed:
                 self._changed.wait(remaining_s)
 
     def lost(self, until_s: float) -> str | None:
-        """Wait until all messages are answered, at most until ``until_s`` (monotonic seconds).
-
-        Return a line on the messages that were not recorded; None if all were.
-        """
+        """Wait for answers until ``until_s`` (monotonic). Return a line on messages that were not recorded, or None."""
         self.wait(until_s)
         with self._changed:
             if self._done == self._given:
@@ -287,10 +275,7 @@ class TrackerFeed:
             return f"{self.name}: {self._done} of {self._given} messages recorded: {reason}"
 
     def end(self, until_s: float) -> str | None:
-        """Close the tracker, by force at ``until_s`` (monotonic seconds).
-
-        Return a line on the messages that were not recorded; None if all were.
-        """
+        """Close the tracker, by force at ``until_s`` (monotonic). Return a line on lost messages, or None."""
         self.send({"do": "close"}, until_s)
         with suppress(queue.Full):
             self._messages.put_nowait(None)

@@ -1,13 +1,8 @@
 """Defines the interface of a tracker, lists the known ones, and opens a tracker in its process.
 
-The known ones store runs in local files:
-
-- ``jsonl``: one file per study. It needs no library, and any program can read it.
-- ``mlflow``: one SQLite file and a folder of artifacts, without a server.
-  ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`` shows it.
-- ``tensorboard``: event files, one folder per run. ``tensorboard --logdir FOLDER`` shows them.
-- ``trackio``: Trackio's local database (``TRACKIO_DIR``, set by the feed). ``trackio show`` displays it.
-- ``wandb``: offline files. Only ``wandb sync FOLDER/wandb/offline-run-*`` sends them.
+The known ones store runs in local files: ``jsonl`` (one per study, without a library), ``mlflow`` (SQLite and a folder
+of artifacts), ``tensorboard`` (event files), ``trackio`` (its local database), and ``wandb`` (offline files, which only
+``wandb sync FOLDER/wandb/offline-run-*`` sends).
 """
 
 from __future__ import annotations
@@ -226,10 +221,7 @@ class TensorBoardFiles:
 
 
 class TrackioLocal:
-    """Tracker that writes to Trackio: a project per scenario, a group per study.
-
-    Trackio has one open run at a time, so the study's own run is opened again to attach the report.
-    """
+    """Tracker that writes to Trackio: a project per scenario, a group per study, one open run at a time."""
 
     def __init__(self, folder: Path) -> None:
         import trackio

@@ -49,8 +49,7 @@ def work_of(tracker: Tracker, message: Any) -> Callable[[], None]:
             return partial(tracker.attach, run, [Path(path) for path in message["files"]])
         case "end":
             return partial(tracker.end, run, str(message["status"]))
-        case _:
-            return tracker.close
+    return tracker.close
 
 
 def main() -> int:

@@ -157,10 +157,7 @@ class StepRecorder(_MainRecorder):
         self._events.append((UNPACKED, arrived_ns, unpacked_ns, waited))
 
     def take(self) -> BatchTrace:
-        """Return the trace of a batch that this process has just made itself (no workers): its number, no stages.
-
-        Its stages are added when events are converted to rows.
-        """
+        """Return the trace of a batch that this process has just made: its number. Its stages come with the rows."""
         number = self._inline_batches
         self._inline_batches = number + 1
         self._events.append((TAKEN, number))
@@ -234,10 +231,7 @@ class BareRecorder(_MainRecorder):
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:
-    """Attach the run's ledger and probes in this loader worker (a ``worker_init`` hook, called with ``worker_id``).
-
-    ``parent``: process id of the training process, with which this worker ends; None with a forkserver.
-    """
+    """Attach the run's ledger and probes in this loader worker, which ends with the training process ``parent``."""
     die_with_parent(parent)
     if not probes.ledger:
         return

@@ -30,10 +30,7 @@ _STAGES = frozenset(STAGES)
 
 
 class PhaseSpan(NamedTuple):
-    """One phase (fetch, forward, ...) of the main thread, in ns.
-
-    ``batch``: number, by order of receipt from 0, of the batch fetched in or last before this phase; -1 if none.
-    """
+    """One phase of the main thread, in ns. ``batch``: number of the batch fetched in or last before it; -1 if none."""
 
     name: str
     start_ns: int
@@ -64,10 +61,9 @@ class Received(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One finished step of the ledger, times in ns. ``phases_ns``: time of each of ``study.contract.PHASES``.
-
-    Time in a nested phase counts only there, so that the phases sum to exactly ``wall_ns``. ``contended_ns``: time that
-    the most delayed thread was ready to run but had no core; None if unknown.
+    """One finished step of the ledger, in ns. ``phases_ns``: time of each of PHASES, in a nested phase only there, so
+    that they sum to exactly ``wall_ns``. ``contended_ns``: that the most delayed thread was ready but had no core;
+    None: unknown.
     """
 
     step: int
@@ -81,10 +77,7 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Finished steps, phases in order of their end, and batches in order of receipt.
-
-    ``first_batch``: number of the first batch in ``received``.
-    """
+    """Finished steps, phases in order of their end, and batches in order of receipt, numbered from ``first_batch``."""
 
     steps: list[StepRow] = field(default_factory=list)
     phases: list[PhaseSpan] = field(default_factory=list)
@@ -217,10 +210,7 @@ class BatchMoments(NamedTuple):
 
 
 class RecentBatches(NamedTuple):
-    """The last batches in order of receipt, and the pauses of the loop among them, latest pause first.
-
-    A pause is (end of a step, start of the next) in ns.
-    """
+    """The last batches in order of receipt, and the pauses among them, latest first: (end, start of steps) in ns."""
 
     batches: Sequence[BatchMoments]
     pauses: Sequence[tuple[int, int]]

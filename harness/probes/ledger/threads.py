@@ -16,10 +16,7 @@ SchedstatReading = tuple[bytes, ...]  # kernel's line of each thread; b"" if the
 
 
 class RunQueue:
-    """Reader of the run-queue delay of the main thread and its native compute threads (such as OpenMP's).
-
-    On a CPU device, the main thread waits for the slowest compute thread, whose delay therefore counts as well.
-    """
+    """Reader of the run-queue delay of the main thread and, on a CPU, of the compute threads that it waits for."""
 
     def __init__(self, compute_threads: bool) -> None:
         main = self._open(threading.get_native_id())
@@ -69,10 +66,8 @@ class RunQueue:
 
 
 def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
-    """Return how long (ns) the most delayed thread was runnable without a core; None if a reading is empty.
-
-    A lower bound if several were delayed in turn. Threads that hardly run (:data:`IDLE_WAITS`) do not count, but the
-    main one does.
+    """Return how long (ns) the most delayed thread was runnable without a core; None if a reading is empty. A lower
+    bound. Threads that hardly run (:data:`IDLE_WAITS`) do not count, but the main one does.
     """
     if not before or not after:
         return None

@@ -25,10 +25,8 @@ SLOW_NS = 1_000_000_000
 
 
 def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
-    """Return the devices that CUDA shows, in its order: indices into ``uuids``, or UUIDs of MIG slices.
-
-    ``declared``: CUDA_VISIBLE_DEVICES, by CUDA's rules: the first entry that is no index or (beginning of a) UUID ends
-    the list.
+    """Return the devices that CUDA shows, in its order: indices into ``uuids``, or UUIDs of MIG slices. ``declared``:
+    CUDA_VISIBLE_DEVICES, which ends at the first entry that is no index or (beginning of a) UUID.
     """
     if declared is None:
         return list(range(len(uuids)))
@@ -160,10 +158,7 @@ class _CardReader:
             self._attempt(reader, partial(reader.begin, pids))
 
     def read(self, *, last: bool) -> bool:
-        """Sample each metric that is due. Return False if none could be read.
-
-        ``last``: True for the reading at the end of a repetition, which skips metrics of rate "slow, inside".
-        """
+        """Sample each metric that is due, the ``last`` time none of rate "slow, inside". Return False without one."""
         now = monotonic_ns()
         slow = now >= self._slow_due_ns
         if slow:
@@ -229,10 +224,7 @@ NVML_READ_LIMIT_S = 20
 def open_with_timeout(
     series: SampleSeries, wanted: Literal["auto", True], timeout_s: int | None = None
 ) -> tuple[TimedNvml | None, list[str]]:
-    """Return (collector, problems) as :func:`open_nvml`, in a thread. A hang or any exception is a problem.
-
-    ``timeout_s``: limit for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
-    """
+    """Return (collector, problems) as :func:`open_nvml`, in a thread that may hang ``timeout_s`` in each call."""
     gate, worker = ClosableSeries(series), Worker("nvml")
     try:
         collector, problems = worker.call(partial(open_nvml, gate, wanted), timeout_s or OPEN_S)

@@ -53,10 +53,7 @@ def reason_of(nvml: Any, error: Any) -> str:
 
 
 class Reader:
-    """Base class for a reader of one card's metrics. ``text``: their name in messages.
-
-    ``rate``: "fast": each reading; "slow": about once a second; "slow, inside": as slow, but not at a repetition's end.
-    """
+    """Reader of one card's metrics (``text``). ``rate``: "slow": once a second; "slow, inside": never last."""
 
     rate: Literal["fast", "slow", "slow, inside"] = "fast"
 
@@ -295,10 +292,7 @@ class Processes(Reader):
 
 
 def is_sibling(pid: int, own: set[int]) -> bool:
-    """True if process ``pid`` is a suspended run of another arm of the same study, which keeps memory on the card.
-
-    ``own``: process ids of this run and of the sampling process.
-    """
+    """True if process ``pid`` is a suspended run of another arm of the study of ``own``, with memory on the card."""
     study = _study(pid)
     return study is not None and study in {_study(own_pid) for own_pid in own} - own
 

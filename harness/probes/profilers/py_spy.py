@@ -82,9 +82,7 @@ class PySpy(Probe):
         allow_tracing()
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take steps under py-spy twice, each time for the declared seconds: first for the trace and the speedscope
-        file, then for the flame graph.
-        """
+        """Take steps under py-spy for the declared seconds, for trace and speedscope, then for the flame graph."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._failures_reported(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
             self._trace(next_step, Path(scratch) / "trace.json")

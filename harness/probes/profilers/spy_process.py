@@ -103,9 +103,7 @@ class SpyRecording:
             raise SpyFailed(_explain(reason))
 
     def end(self) -> None:
-        """Make py-spy write its file and end, and set the numbers of its ``samples`` and ``errors``. Raises SpyFailed
-        if py-spy fails or hangs, or could not sample this process.
-        """
+        """Make py-spy write its file and end, and set ``samples`` and ``errors``. Raises SpyFailed if it fails."""
         try:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -139,9 +137,8 @@ class SpyRecording:
         if self._process.returncode < 0:
             return SpyFailed(f"py-spy: ended by signal {-self._process.returncode}")
         log = self._read_log()
-        lines = [line for line in log.splitlines() if line.strip()] or self._printed.decode(errors="replace").split(
-            "\n"
-        )
+        printed = self._printed.decode(errors="replace")
+        lines = [line for line in log.splitlines() if line.strip()] or printed.split("\n")
         errors = [line for line in lines if line.startswith("Error:")] + [log] * bool(_REFUSED.search(log))
         return SpyFailed(_explain(self._unsampled() or (errors or lines)[-1].removeprefix("Error:").strip()))
 

@@ -173,9 +173,7 @@ class TorchProfiler(Probe):
         return self._problems
 
     def facts(self) -> dict[str, Json]:
-        """Return the entry "torch_profiler" of probes.json. Call it once the workers have ended: it deletes the file
-        :data:`OVER`, which ends their profiles.
-        """
+        """Return the entry of probes.json. Call it once the workers have ended: it deletes :data:`OVER`."""
         (self._folder / OVER).unlink(missing_ok=True)
         record = TorchProfilerRecord(
             windows=tuple(self._windows),

@@ -76,11 +76,7 @@ def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: 
 
 
 def describe(profiler: profile, offsets: list[int], cut: str | None = None) -> None:
-    """Add ``offsets`` and ``cut`` to the trace's header.
-
-    ``offsets``: CLOCK_REALTIME - CLOCK_MONOTONIC in ns, before and after the recording. ``cut``: reason why the trace
-    is incomplete; None if it is complete.
-    """
+    """Add ``offsets`` (CLOCK_REALTIME - CLOCK_MONOTONIC in ns) and ``cut`` (why it is not whole) to the header."""
     profiler.add_metadata_json(HEADER, json.dumps({OFFSET: offsets, CUT: cut}))
 
 
@@ -96,9 +92,7 @@ def export(profiler: profile, path: Path) -> bool:
 
 
 def keep(text: Path, path: Path) -> bool:
-    """Compress torch's trace ``text`` into ``path``. Return True if the text was cut at MAX_TRACE_BYTES. Raises OSError
-    if torch did not write the whole text, or if ``path`` cannot be written.
-    """
+    """Compress torch's trace into ``path``. True: cut at MAX_TRACE_BYTES. Raises OSError if it is not whole."""
     packed = path.with_name(f".{path.name}.{os.getpid()}.gz.tmp")
     try:
         if not _is_whole(text):  # torch reports no error if it could not write
@@ -121,9 +115,7 @@ def _is_whole(text: Path) -> bool:
 
 
 def pack(text: Path, packed: Path, most_bytes: int) -> bool:
-    """Compress ``text`` into ``packed``. If the text has more than ``most_bytes`` (before compression), cut it there,
-    between two events, and return True; else return False.
-    """
+    """Compress ``text`` into ``packed``. True: cut after ``most_bytes`` of text, between events."""
     fits = text.stat().st_size <= most_bytes
     with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_TRACE_GZIP_LEVEL) as target:
         remaining = most_bytes
@@ -141,12 +133,7 @@ _STAGES = frozenset(STAGES)
 
 
 class TorchSpans:
-    """Recorder that also marks each phase and stage in torch's profile, at a cost of 12 us each, in a profiling window
-    only.
-
-    ``inner``: the recorder that gets every call. ``on_batch``: called after each batch that this process has built;
-    None: no call.
-    """
+    """Recorder that also marks each phase and stage in torch's profile, at 12 us. ``on_batch``: called after each."""
 
     def __init__(self, inner: Recorder, on_batch: Callable[[], None] | None = None) -> None:
         from torch.profiler import record_function

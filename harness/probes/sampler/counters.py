@@ -109,11 +109,8 @@ class ProcessCounters:
         self._io = self._open("disk reads", f"/proc/{pid}/io")
         self._threads: dict[int, _Thread] = {}
         self._too_many = False
-        self._of_threads = [
-            0.0,
-            0.0,
-            0.0,
-        ]  # delay in seconds, voluntary and involuntary switches, of the threads read so far
+        # Delay in seconds, voluntary and involuntary switches, of the threads read so far.
+        self._of_threads = [0.0, 0.0, 0.0]
         try:
             time.clock_gettime_ns(self._clock)
         except OSError:  # unsupported by the kernel
@@ -127,11 +124,7 @@ class ProcessCounters:
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Return ({metric: count since the process started}, resident bytes).
-
-        Run-queue delay and context switches are sums over threads, and lower bounds: they lack what a thread did
-        between its last reading and its end.
-        """
+        """Return ({metric: count since the process started}, resident bytes). Sums over threads are lower bounds."""
         fields = self._stat_fields()  # counted after "comm)": majflt is 12 and rss is 24 in proc(5)
         counters = {"cpu_s": self.cpu_s(), "major_faults": float(fields[9])}
         if self._io is not None:
@@ -167,9 +160,7 @@ class ProcessCounters:
         return os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
 
     def _read_threads(self) -> bool:
-        """Add each thread's delay and switches since its last reading (at the first: since its start). Return False if
-        the kernel does not count them.
-        """
+        """Add each thread's delay and switches since its last reading. Return False if they are not counted."""
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
         self._too_many |= len(tids) > MAX_SAMPLED_THREADS

@@ -36,10 +36,8 @@ Counters = dict[tuple[str, str, str], float]  # keyed by source, metric and unit
 
 
 class RepetitionLoad:
-    """Mean number of cores in use during repetitions, by this run, by others, and stolen by the hypervisor.
-
-    A mean is reported once the repetitions together last LEAST_SAMPLED_S seconds: a single one may be too short for a
-    rate.
+    """Mean number of cores in use during repetitions, by this run, by others, and stolen by the hypervisor, reported
+    once the repetitions together last LEAST_SAMPLED_S seconds.
     """
 
     def __init__(self) -> None:
@@ -47,17 +45,11 @@ class RepetitionLoad:
         self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, CPU of this run, CPU of all processes, stolen
 
     def begin(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> None:
-        """Start a repetition. ``own_s``: CPU seconds so far of this run's processes. ``machine``: CPU seconds since
-        boot (used by all processes, stolen by the hypervisor); None if unknown.
-        """
+        """Start a repetition. ``own_s``: CPU seconds of this run. ``machine``: since boot (used, stolen)."""
         self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
 
     def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
-        """End a repetition; parameters as for :meth:`begin`. Return (metric, cores) of own, other and stolen CPU time.
-
-        Empty if the machine's CPU time is unknown, or until the repetitions not yet reported last LEAST_SAMPLED_S
-        seconds.
-        """
+        """End a repetition. Return (metric, cores) of own, other and stolen CPU time; empty if not yet due."""
         if machine is None or self._before is None:
             return []
         now = (now_ns / 1e9, own_s, *machine)

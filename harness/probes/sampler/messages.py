@@ -12,9 +12,7 @@ from trainer.json_types import Json
 
 @dataclass(frozen=True)
 class SamplerSettings(ProbeSettings):
-    """Settings of the sampling process. ``timeout_s``: limit in seconds for opening NVML (NVIDIA's counters), and for
-    each reading of it; below ``sampler.ANSWER_S``. None: the limits of ``harness.probes.nvml.collector``.
-    """
+    """Settings of the sampling process. ``timeout_s``: of opening NVML and each reading, below ANSWER_S."""
 
     host: bool = True
     nvml: bool | Literal["auto"] = "auto"  # "auto": True if there is a driver
@@ -22,9 +20,7 @@ class SamplerSettings(ProbeSettings):
     timeout_s: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """Return the fields as JSON. ``timeout_s`` is left out if it is None, because older versions of the code do not
-        know it.
-        """
+        """Return the fields as JSON, without ``timeout_s`` if it is None: older versions of the code do not know it."""
         content = super().to_json()
         if self.timeout_s is None:
             del content["timeout_s"]
@@ -50,10 +46,8 @@ class SampleSeries:
         columns[1].append(value)
 
     def take(self) -> tuple[list[SeriesHeader], bytes]:
-        """Return (header, payload) of the samples since the last call, and drop them here.
-
-        Header: (source, metric, unit, count) per series. Payload: for each series its times (int64), then its values
-        (float64), in the machine's byte order.
+        """Return (header, payload) of the samples since the last call, and drop them here. Payload: for each series of
+        the header its times (int64), then its values (float64), in the machine's byte order.
         """
         packed, self._packed = self._packed, {}
         # A value is added after its time: a thread between the two has not added its sample yet.
@@ -111,9 +105,7 @@ class StartSampling(TypedDict):
 
 
 class StopSampling(TypedDict):
-    """Message from the run to the sampling process: take one last reading. ``t_ns``: end of the repetition
-    (CLOCK_MONOTONIC).
-    """
+    """Message from the run to the sampling process: take one last reading. ``t_ns``: end of the repetition."""
 
     do: Literal["stop"]
     t_ns: int
@@ -129,9 +121,7 @@ SamplingOrder: TypeAlias = StartSampling | StopSampling | CloseSampling
 
 
 class SamplingAnswer(TypedDict):
-    """Message from the sampling process to the run: one JSON line, then ``bytes`` bytes of samples. ``missed``,
-    ``taken``: numbers of readings so far.
-    """
+    """Answer of the sampling process: one JSON line, then ``bytes`` bytes of samples, and numbers of readings."""
 
     event: Literal["ready", "stopped", "closed"]
     problems: list[str]

@@ -3,9 +3,9 @@
     this process    begin_steps      (measured steps)     end_repetition      wait
     the sampler         |baseline ... reading ... reading ...|last reading, samples of the repetition|
 
-An order to begin or end is one write to a pipe. Call :meth:`Sampler.wait` only while no step is measured. It is needed
-before the run reports that it is ready, because the sampler may still be looking for devices. It is also needed after a
-repetition, before the process group is suspended (SIGSTOP), or the repetition's last reading is lost.
+An order to begin or end is one write to a pipe. Call :meth:`Sampler.wait` while no step is measured: before the run
+reports that it is ready (the sampler may still look for devices), and after a repetition, before the process group is
+suspended (SIGSTOP), or its last reading is lost.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ EXIT_S = 5
 
 
 class Sampler(Probe):
-    """Probe with a separate sampling process. If it fails, the run continues and ``problems`` has the reason.
-
-    ``pids`` returns the run's processes by role: main, loader-K, rank-K, rank-K-child-N. ``taken`` and ``missed`` count
-    readings by source. ``samples`` is the table after :meth:`close`.
+    """Probe with a separate sampling process. If it fails, the run continues and ``problems`` has the reason. ``pids``
+    returns the run's processes by role. ``taken`` and ``missed`` count readings by source.
     """
 
     settings_type = SamplerSettings
@@ -52,13 +50,8 @@ class Sampler(Probe):
         self._buffer = b""
         self._outstanding = 1  # open answers: the first reports that it is ready
         self._process: subprocess.Popen[bytes] | None = None
-        command = [
-            sys.executable,
-            "-m",
-            "harness.probes.sampler.sampler",
-            json.dumps(settings.to_json()),
-            str(os.getpid()),
-        ]
+        module = "harness.probes.sampler.sampler"
+        command = [sys.executable, "-m", module, json.dumps(settings.to_json()), str(os.getpid())]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         except OSError as error:

@@ -32,9 +32,7 @@ class Collector(Protocol):
         """Start a repetition: read the first values of counters. ``pids``: roles by process id."""
 
     def read(self, *, last: bool) -> bool:
-        """Read the source at a deadline. ``last``: True for a repetition's last reading. Return False if the source
-        gave no value, so that the reading counts as missed.
-        """
+        """Read the source at a deadline (``last``: of a repetition). Return False if it gave no value."""
 
     def end(self) -> None:
         """Add a problem for each metric that never had a sample. No reading follows."""
@@ -53,9 +51,7 @@ class Deadlines:
         return self._start_ns + (self._served + 1) * self._period_ns
 
     def reach(self, now_ns: int) -> int:
-        """Serve all deadlines up to ``now_ns`` by one reading. Return how many are missed: the deadlines since the last
-        call, except the latest.
-        """
+        """Serve all deadlines up to ``now_ns`` by one reading. Return how many are missed since the last call."""
         passed = (now_ns - self._start_ns) // self._period_ns
         unserved = max(passed - self._served - 1, 0)
         self._served = max(passed, self._served)
@@ -139,9 +135,7 @@ class Sampling:
             self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
-        """Call ``action`` of ``collector``. Return True if the action returned True. If it raises an exception, drop
-        the collector, add a problem and return False.
-        """
+        """Call ``action`` and return its result. If it raises an exception, drop the collector and add a problem."""
         try:
             return bool(action())
         except Exception as error:  # any error of a file or library

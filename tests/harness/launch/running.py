@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from harness.machine.processes import descendants, read_process
+import pytest
+
+from harness.launch import needs
+from harness.launch.process import RunProcess
+from harness.machine.processes import read_process
 from harness.study.store import StudyFolder
 from tests.commands import ROOT
 
@@ -47,10 +50,9 @@ def only_study(out: Path) -> StudyFolder:
 class start:  # noqa: N801 - used like a function
     """A running ``harness run`` with ``steps`` steps of 5 ms without a model, killed at the end if it still runs."""
 
-    def __init__(self, folder: Path, *words: str, steps: int, module: str = "tests.commands") -> None:
-        """``module``: the command as it is, "harness", or as it shares fork servers."""
+    def __init__(self, folder: Path, *words: str, steps: int) -> None:
         path = scenario(folder, SCENARIO.replace("steps: 6", f"steps: {steps}"))
-        self._words = [sys.executable, "-m", module, "run", path, "--out", str(folder / "out"), *words]
+        self._words = [sys.executable, "-m", "tests.commands", "run", path, "--out", str(folder / "out"), *words]
         self._words += ["--set", "compute.work=none", "--set", "compute.inject={forward_ms: 5, how: sleep}"]
 
     def __enter__(self) -> subprocess.Popen[bytes]:
@@ -71,11 +73,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
         time.sleep(0.05)
 
 
-def wait_for_study(out: Path) -> StudyFolder:
-    wait_for(lambda: any(out.glob("tiny/*/study.json")))
-    return only_study(out)
-
-
 def children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -83,26 +80,31 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def fork_servers(pid: int) -> list[int]:
-    """Of the harness ``pid``, which also starts other programs (git)."""
-    found = []
-    for child in children(pid):
-        with suppress(OSError):
-            if b"harness.launch.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-    return found
+def before_repetitions(monkeypatch: pytest.MonkeyPatch, act: Callable[[RunProcess, int], None]) -> None:
+    """Call ``act`` with each run, and the number of its repetition, before the launcher asks for that."""
+    repeat = RunProcess.repeat
+
+    def acted(run: RunProcess, repetition: int, *given: int) -> None:
+        act(run, repetition)
+        repeat(run, repetition, *given)
+
+    monkeypatch.setattr(RunProcess, "repeat", acted)
 
 
-def wait_for_runs(pid: int, at_least: int = 1) -> list[int]:
-    """The runs (and workers) below the fork server that the harness ``pid`` started."""
-
-    def below() -> list[int]:
-        return descendants(children(pid))
-
-    wait_for(lambda: len(below()) >= at_least)
-    return below()
+def server_of(run: RunProcess) -> int:
+    """Process id of the fork server of a run that has started."""
+    assert run._server is not None
+    return run._server._process.pid
 
 
 def alive(pid: int) -> bool:
     state = read_process(pid)
     return state is not None and not state.dead
+
+
+def set_free_memory(monkeypatch: pytest.MonkeyPatch, host_gib: float | None, *cards_gib: float) -> None:
+    """As launch.needs finds it here; None: not known."""
+    size = None if host_gib is None else int(host_gib * needs.GIB)
+    monkeypatch.setattr(needs, "available_memory_bytes", lambda: size)
+    monkeypatch.setattr(needs, "free_host_bytes", lambda: size)
+    monkeypatch.setattr(needs, "free_gpu_memory", lambda: [int(card * needs.GIB) for card in cards_gib])

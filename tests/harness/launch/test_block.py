@@ -32,20 +32,16 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> block._ForkServers:
     return block._ForkServers([])
 
 
-def test_one_that_was_killed_is_replaced_for_the_next_run(servers: block._ForkServers) -> None:
+def test_runs_of_a_state_share_a_fork_server_unless_it_was_killed_but_not_with_its_control(
+    servers: block._ForkServers,
+) -> None:
+    """Two states differ by the luck of their fork servers too, so the noise floor must hold that luck."""
     first: Any = servers.of(process(None))
+    assert servers.of(process(None, "a-a")) is first  # of this code
     first.ended = True
     second = servers.of(process(None))
     assert second is not first
     assert servers.of(process(None)) is second
-
-
-def test_runs_of_this_code_share_a_fork_server(servers: block._ForkServers) -> None:
-    assert servers.of(process(None)) is servers.of(process(None, "a-a"))
-
-
-def test_a_base_and_its_control_have_fork_servers_of_their_own(servers: block._ForkServers) -> None:
-    """Two states differ by the luck of their fork servers too, so the noise floor must hold that luck."""
     base, head = Code("/base", "python", "base"), Code("/head", "python", "head")
     mine = [servers.of(one) for one in (process(base), process(base, "a-a"), process(head))]
     assert len({id(one) for one in mine}) == 3
@@ -53,22 +49,24 @@ def test_a_base_and_its_control_have_fork_servers_of_their_own(servers: block._F
     assert servers.of(process(base, "a-a")) is mine[1]
 
 
-@pytest.mark.parametrize(("steps", "accumulation", "expected"), [
-    (1, 1, Repetitions(1, 5, 1)),
-    (MAX_PLANNED_BATCHES, 1, Repetitions(1, 5, MAX_PLANNED_BATCHES)),
-    (MAX_PLANNED_BATCHES + 1, 1, Repetitions(2, 5, MAX_PLANNED_BATCHES // 2 + 1)),
-    (MAX_PLANNED_BATCHES, 8, Repetitions(8, 5, MAX_PLANNED_BATCHES // 8)),
-    (10, 2 * MAX_PLANNED_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
-    (100, MAX_PLANNED_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
-    (7, MAX_PLANNED_BATCHES // 5, Repetitions(2, 5, 4)),
+@pytest.mark.parametrize(("interleave", "steps", "accumulation", "expected"), [
+    ("slices", 10, 1, Repetitions(1, 5, 10)),
+    ("slices", 11, 1, Repetitions(2, 5, 10)),
+    ("runs", 1, 1, Repetitions(1, 5, 1)),
+    ("runs", MAX_PLANNED_BATCHES, 1, Repetitions(1, 5, MAX_PLANNED_BATCHES)),
+    ("runs", MAX_PLANNED_BATCHES + 1, 1, Repetitions(2, 5, MAX_PLANNED_BATCHES // 2 + 1)),
+    ("runs", MAX_PLANNED_BATCHES, 8, Repetitions(8, 5, MAX_PLANNED_BATCHES // 8)),
+    ("runs", 10, 2 * MAX_PLANNED_BATCHES, Repetitions(10, 5, 1)),  # a repetition has one step at least
+    ("runs", 100, MAX_PLANNED_BATCHES * 7 // 10, Repetitions(100, 5, 1)),  # two would be too many batches
+    ("runs", 7, MAX_PLANNED_BATCHES // 5, Repetitions(2, 5, 4)),
 ])  # fmt: skip
 def test_a_run_of_its_own_is_one_repetition_unless_its_recorder_would_grow(
-    steps: int, accumulation: int, expected: Repetitions
+    interleave: str, steps: int, accumulation: int, expected: Repetitions
 ) -> None:
     config = TrainerConfig.model_validate(
         {"steps": steps, "optimizer": {"accumulation": accumulation}, "data": {"workers": 2, "prefetch": 2}}
     )
-    found = plan_repetitions(config, "runs", slice_steps=10)
+    found = plan_repetitions(config, interleave, slice_steps=10)
     assert found == expected
     assert steps <= found.count * found.steps < steps + found.steps  # no repetition is only surplus
 
@@ -90,31 +88,26 @@ class Stub:
         return lambda *_: None
 
 
-@pytest.mark.parametrize("interleave", ["slices", "runs"])
-def test_the_runs_of_a_block_share_its_fork_server(monkeypatch: pytest.MonkeyPatch, interleave: str) -> None:
+def test_arms_alternate_there_and_back_again_from_one_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a drift of the machine's speed hits them alike; one that needs fewer repetitions is done earlier."""
     started: list[Any] = []
 
-    def start(_modules: list[str], _code: Code | None) -> Any:
+    def start(*_: object) -> Any:
         started.append(SimpleNamespace(ended=False, close=lambda: None))
         return started[-1]
 
     monkeypatch.setattr(block, "ForkServer", start)
-    planned = {"a": Repetitions(1, 1, 1), "b": Repetitions(1, 1, 1)}
-    block.run_block([Stub(arm, []) for arm in planned], planned, interleave, MagicMock(), 1)  # type: ignore[misc]
-    assert len(started) == 1
-
-
-def test_arms_alternate_there_and_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a drift of the machine's speed hits them alike; one that needs fewer repetitions is done earlier."""
-    monkeypatch.setattr(block, "ForkServer", lambda *_: SimpleNamespace(ended=False, close=lambda: None))
     done: list[str] = []
     planned = {"a": Repetitions(4, 1, 1), "b": Repetitions(4, 1, 1), "c": Repetitions(2, 1, 1)}
     processes: list[Any] = [Stub(arm, done) for arm in planned]
-    block.run_block(processes, planned, "slices", MagicMock(), 1)
-    assert done == ["a0", "b0", "c0", "c1", "b1", "a1", "a2", "b2", "b3", "a3"]
-    done.clear()
-    block.run_block(processes, planned, "runs", MagicMock(), 1)
-    assert done == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "c0", "c1"]
+    for interleave, expected in {
+        "slices": ["a0", "b0", "c0", "c1", "b1", "a1", "a2", "b2", "b3", "a3"],
+        "runs": ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "c0", "c1"],
+    }.items():
+        started.clear()
+        done.clear()
+        block.run_block(processes, planned, interleave, MagicMock(), 1)
+        assert (done, len(started)) == (expected, 1)
 
 
 def test_a_run_that_records_no_batches_warms_up_for_as_long_as_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +142,6 @@ def test_each_block_has_a_seed_for_all_its_arms_and_compared_startups_do_not_ove
     assert len(sessions) == 2
     assert all(session.startswith("0a1b.") for session in sessions)
     assert [most for _, most in begun] == [at_once, at_once]
-
-
-@pytest.mark.parametrize(("steps", "expected"), [(10, Repetitions(1, 5, 10)), (11, Repetitions(2, 5, 10))])
-def test_interleaved_repetitions_have_at_least_the_steps_asked_for(steps: int, expected: Repetitions) -> None:
-    config = TrainerConfig.model_validate({"steps": steps, "data": {"workers": 2, "prefetch": 2}})
-    assert plan_repetitions(config, "slices", slice_steps=10) == expected
 
 
 BUILDING = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ import pytest
 
 from harness.launch import choose_workers
 from harness.launch.choose_workers import WorkerChoice, refuse_auto, with_workers_chosen
+from harness.launch.preparation import TrialAnswer
+from harness.launch.study import begin_study
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import Plan, make_plan
-from harness.study.store import StudyFolder
-from tests.commands import harness
+from tests.commands import fork_servers, harness
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 from trainer.worker_trial import WorkerTrial
@@ -89,22 +92,31 @@ def test_where_a_number_is_needed() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_chooses_and_says_why(scenario: Path, tmp_path: Path) -> None:
-    done = harness("run", str(scenario), "--out", str(tmp_path / "results"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    (folder,) = (tmp_path / "results" / "chosen").iterdir()
-    study = StudyFolder(folder)
-    record = study.read_study()
-    (note,) = (note for note in record.notes if "auto" in note)
+@pytest.mark.parametrize("measured", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_study_chooses_and_says_why(
+    measured: bool, scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first run, which is not started here. ``measured``: by a trial instead of an answer that is given."""
+    with monkeypatch.context() as patch, fork_servers.shared():
+        if not measured:
+            answer = TrialAnswer(json.dumps(asdict(TRIAL)).encode(), "", 0)
+            patch.setattr(choose_workers, "run_trial", lambda *_: answer)
+        _, record, _ = begin_study(plan_of(scenario), tmp_path / "out", [], str(scenario))
+    (note,) = record.notes
     workers = {arm.name: arm.config["data"]["workers"] for arm in record.arms}  # type: ignore[index, call-overload]
     assert note.startswith(f"arm chosen: data.workers auto is {workers['chosen']}: a batch takes ")
-    assert note in (folder / "summary.md").read_text()
-    assert {run.record.facts.workers for run in study.runs() if run.record.arm == "chosen"} == {workers["chosen"]}
-    broken = harness("run", str(scenario), "--out", str(tmp_path), "--set", "data.corpus.parquet=gone.parquet")
-    assert broken.returncode == 2
-    assert broken.stderr.splitlines()[-1].count("gone.parquet") == 1
-    refused = harness(
-        "train", str(scenario), "--arm", "chosen", "--out", str(tmp_path / "t"), "--set", "compute.work=model"
-    )
-    assert refused.returncode == 2
-    assert "data.workers: auto is chosen when a study begins" in refused.stderr
+    assert workers["none"] == 0
+    assert measured or workers["chosen"] == 1
+    if measured:
+        return
+    for command, words, line in (
+        ("run", ("--set", "data.corpus.parquet=gone.parquet"), "gone.parquet"),
+        (
+            "train",
+            ("--arm", "chosen", "--set", "compute.work=model"),
+            "data.workers: auto is chosen when a study begins",
+        ),
+    ):
+        done = harness(command, str(scenario), "--out", str(tmp_path / "none"), *words)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].count(line) == 1

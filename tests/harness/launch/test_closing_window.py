@@ -84,26 +84,24 @@ def test_a_host_that_is_a_step_ahead_asks_for_no_window() -> None:
     kernels = dict.fromkeys(("h2d", "forward", "backward", "norm", "optimizer"), (50, 5.0, 60.0))
     run = record(Declared(kernels, data_ms=1, check_finite=False)).run
     assert run.steps is not None
-    rows = run.steps.to_pylist()
+    starts = run.steps.column("start_ns").to_pylist()
     time = OpenTime()
     assert not time.noticeable  # nothing was measured
-    time.add(*of_device(run), rows[5]["start_ns"], rows[-1]["start_ns"])
+    time.add(*of_device(run), starts[5], starts[-1])
     assert not time.noticeable
 
 
 def test_the_first_run_of_an_arm_may_have_one_unless_it_is_declared_otherwise() -> None:
     auto = declared()
-    closing = probes_of(auto, None, first=True).closing
-    assert closing is not None
-    assert (closing.to_json()["active"], closing.to_json()["wait"]) == (3, 0)
-    assert probes_of(auto, None).closing is None
-    assert probes_of(auto, "a-a", first=True).closing is None
-    assert probes_of(auto, "profiled", first=True).closing is None
-    for other in (True, False, {"active": 5}):
-        assert probes_of(declared(torch_profiler=other), None, first=True).closing is None
-    assert probes_of({"host": False}, None, first=True).closing is None  # a study from before there was one
     probes = probes_of(auto, None, first=True)
+    assert probes.closing is not None
+    assert (probes.closing.to_json()["active"], probes.closing.to_json()["wait"]) == (3, 0)
     assert RunProbes.from_json(probes.to_json()) == probes
+    assert probes_of(auto, None).closing is None
+    assert [probes_of(auto, control, first=True).closing for control in ("a-a", "profiled")] == [None, None]
+    # The last is a study from before there was one.
+    others = [*(declared(torch_profiler=other) for other in (True, False, {"active": 5})), {"host": False}]
+    assert [probes_of(other, None, first=True).closing for other in others] == [None] * 4
 
 
 @pytest.mark.parametrize(("launch_us", "kind", "taken"), [
@@ -156,11 +154,7 @@ def test_the_steps_of_the_window_are_not_measured(
         telemetry.attach(None)
     assert len(asked) == 1 + REPETITION + taken
     report = run.probe_set.report()
-    if kind == "fails":
-        (problem,) = report["problems"]
-        assert "injected" in problem
-    else:
-        assert report["problems"] == []
+    assert ["injected" in problem for problem in report["problems"]] == [True] * (kind == "fails")
     if taken == CLOSING_WARMUP + CLOSING_STEPS:
         (window,) = report["torch_profiler"]["windows"]
         assert window[2:] == (asked[-3], asked[-1])
@@ -202,8 +196,7 @@ def test_a_study_takes_the_window_in_the_first_run_of_each_arm(tmp_path: Path, m
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "out" / "closing").iterdir()
     runs = list(StudyFolder(path).runs())
-    assert {run.record.status for run in runs} == {"done"}
-    assert [run.record.facts.emulated for run in runs] == [False] * len(runs)
+    assert {(run.record.status, run.record.facts.emulated) for run in runs} == {("done", False)}
     windows = {(run.record.arm, run.record.block): run.probes.torch_profiler for run in runs}
     assert {where for where, facts in windows.items() if facts is not None} == {("one", 0), ("other", 0)}
     for run in runs:

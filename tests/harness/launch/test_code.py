@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,55 +42,41 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HARNESS_CACHE", str(folder))
+        yield folder
 
 
-def test_a_revision_is_checked_out_once_and_used_again(repository: Path, cache: Path) -> None:
+def test_a_revision_is_checked_out_once_and_used_again_unless_it_was_changed(repository: Path, cache: Path) -> None:
     code = find_code("HEAD~1", repository)
     commit = git(repository, "rev-parse", "HEAD~1").strip()
-    assert code.folder == str(cache / "code" / commit)
-    assert code.label == commit[:12]
+    assert (code.folder, code.label) == (str(cache / "code" / commit), commit[:12])
     assert code.python == sys.executable  # the same packages are asked for
     before = (Path(code.folder) / "trainer" / "config.py").stat().st_ino
     assert find_code("HEAD~1", repository) == code
     assert (Path(code.folder) / "trainer" / "config.py").stat().st_ino == before
-
-
-def test_a_checkout_that_was_changed_is_refused(repository: Path) -> None:
-    code = find_code("HEAD", repository)
     (Path(code.folder) / "trainer" / "loop.py").write_text("")
     with pytest.raises(InputError, match="differs from its checkout; delete it"):
-        find_code("HEAD", repository)
+        find_code("HEAD~1", repository)
     shutil.rmtree(code.folder)
-    assert find_code("HEAD", repository) == code  # git still knows of the one that was deleted
+    assert find_code("HEAD~1", repository) == code  # git still knows of the one that was deleted
 
 
-def test_a_folder_is_used_as_it_is(repository: Path) -> None:
+def test_a_folder_is_used_as_it_is(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = find_code(str(repository), repository)
-    assert (code.folder, code.label) == (str(repository), describe_checkout(repository))
+    head = git(repository, "rev-parse", "--short=12", "HEAD").strip()
+    assert (code.folder, code.label) == (str(repository), describe_checkout(repository)) == (str(repository), head)
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))  # as in a hook of git
+    assert find_code(str(repository), repository).label == head
 
 
-def test_a_git_hooks_variables_do_not_lead_elsewhere(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
-    assert find_code(str(repository), repository).label == git_free_head(repository)
-
-
-def git_free_head(repository: Path) -> str:
-    clean = {key: value for key, value in os.environ.items() if key != "GIT_DIR"}
-    command = ["git", "-C", str(repository), "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=clean).stdout.strip()
-
-
-@pytest.mark.parametrize("where", ["no-such-revision", "--upload-pack=x"])
-def test_what_is_neither_folder_nor_revision(where: str, repository: Path) -> None:
-    with pytest.raises(InputError, match="neither a folder nor a revision"):
-        find_code(where, repository)
-
-
-def test_a_folder_without_the_harness(tmp_path: Path) -> None:
+def test_what_is_no_state_of_this_project(repository: Path, tmp_path: Path) -> None:
+    for where in ("no-such-revision", "--upload-pack=x"):
+        with pytest.raises(InputError, match="neither a folder nor a revision"):
+            find_code(where, repository)
     with pytest.raises(InputError, match="not a state of this project"):
         find_code(str(tmp_path), tmp_path)
 
@@ -97,14 +84,19 @@ def test_a_folder_without_the_harness(tmp_path: Path) -> None:
 def test_a_side_answers_for_itself_and_a_key_it_does_not_know_yet_is_left_out(repository: Path) -> None:
     code = find_code("HEAD~1", repository)
     defaults = TrainerConfig().model_dump(mode="json")
-    found = examine(code, [defaults])
-    (errors,) = found.errors
+    wrong = {**defaults, "steps": -1}
+    found = examine(code, [defaults, wrong])
     assert found.environment["git_commit"] == code.label
     assert "log_every" not in found.defaults
-    fitted = fit_config(code, defaults, defaults, errors)
+    fitted = fit_config(code, defaults, defaults, found.errors[0])
     assert set(defaults) - set(fitted) == {"log_every"}
     with pytest.raises(InputError, match="has no key log_every, which this scenario sets"):
-        fit_config(code, {**defaults, "log_every": 3}, defaults, errors)
+        fit_config(code, {**defaults, "log_every": 3}, defaults, found.errors[0])
+    with pytest.raises(InputError, match="refuses steps of this scenario"):
+        fit_config(code, wrong, defaults, found.errors[1])
+    (Path(code.folder) / "trainer" / "config.py").write_text("raise RuntimeError('broken')\n")
+    with pytest.raises(InputError, match=r"cannot be imported by .*RuntimeError: broken"):
+        examine(code, [])
 
 
 def test_a_key_that_says_what_every_run_did_before_it_is_left_out() -> None:
@@ -118,14 +110,6 @@ def test_a_key_that_says_what_every_run_did_before_it_is_left_out() -> None:
     config = {**defaults, "compute": {**defaults["compute"], "sync": "every-step"}}
     with pytest.raises(InputError, match=r"old: has no key compute\.sync, which this scenario sets"):
         fit_config(code, config, defaults, errors)
-
-
-def test_a_value_that_a_side_refuses(repository: Path) -> None:
-    code = find_code("HEAD", repository)
-    config = {**TrainerConfig().model_dump(mode="json"), "steps": -1}
-    (errors,) = examine(code, [config]).errors
-    with pytest.raises(InputError, match="refuses steps of this scenario"):
-        fit_config(code, config, config, errors)
 
 
 def test_installed_code_is_found_without_its_neighbours_before_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,14 +142,6 @@ print(sampler.problems)
         [sys.executable, "-c", script], cwd=tmp_path, env=environment_for(ROOT), capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_code_that_cannot_be_imported(repository: Path) -> None:
-    code = find_code("HEAD~1", repository)
-    broken = Code(code.folder, code.python, code.label, code.protocol)
-    (Path(code.folder) / "trainer" / "config.py").write_text("raise RuntimeError('broken')\n")
-    with pytest.raises(InputError, match=r"cannot be imported by .*RuntimeError: broken"):
-        examine(broken, [])
 
 
 def test_defaults_that_two_states_do_not_share_are_told(tmp_path: Path) -> None:

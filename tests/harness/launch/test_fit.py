@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch import needs
 from harness.launch.fit import check_fit
-from harness.launch.needs import GIB, check_memory, choose_interleave, need_of
+from harness.launch.needs import check_memory, choose_interleave, need_of
 from harness.machine.check import Check
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import Plan, make_plan
+from tests.harness.launch.running import set_free_memory
 from trainer.errors import InputError
 
 ARMS = "arms: {a: null, b: null, c: null, d: null, e: null}\ncontrols: []\n"
@@ -22,14 +22,7 @@ WORKERS = f"{ARMS}base: {{compute.device: cpu, data.workers: 256}}\n"
 
 @pytest.fixture(autouse=True)
 def _free(monkeypatch: pytest.MonkeyPatch) -> None:
-    free(monkeypatch, 22)
-
-
-def free(monkeypatch: pytest.MonkeyPatch, host_gib: float | None, *cards_gib: float) -> None:
-    size = None if host_gib is None else int(host_gib * GIB)
-    monkeypatch.setattr(needs, "available_memory_bytes", lambda: size)
-    monkeypatch.setattr(needs, "free_host_bytes", lambda: size)
-    monkeypatch.setattr(needs, "free_gpu_memory", lambda: [int(card * GIB) for card in cards_gib])
+    set_free_memory(monkeypatch, 22)
 
 
 def plan(folder: Path, text: str) -> Plan:
@@ -89,17 +82,13 @@ def test_a_model_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
     assert line.fix.endswith(", or start anyway with --force")
 
 
-def test_a_vocabulary_that_only_the_tokenizer_knows(tmp_path: Path) -> None:
+def test_a_vocabulary_that_only_the_tokenizer_or_its_corpus_knows(tmp_path: Path) -> None:
     line = lines(tmp_path, one("data.tokenizer.pretrained: nowhere"))["memory need"]
     assert (line.status, line.finding[:7]) == ("ok", "unknown")
     assert not any(letter.isdigit() for letter in line.finding)
-    line = lines(tmp_path, one("data.tokenizer.pretrained: nowhere, model.width: 65536, model.layers: 9"))[
-        "memory need"
-    ]
-    assert line.status == "fail"  # whatever the vocabulary is
-
-
-def test_a_vocabulary_that_a_small_corpus_may_not_fill_is_a_warning(tmp_path: Path) -> None:
+    found = lines(tmp_path, one("data.tokenizer.pretrained: nowhere, model.width: 65536, model.layers: 9"))
+    assert found["memory need"].status == "fail"  # whatever the vocabulary is
+    # One that a small corpus may not fill is a warning.
     wide = "model.width: 4096, model.layers: 1, data.tokenizer.train.vocab_size: 1000000"
     line = lines(tmp_path, one(wide))["memory need"]
     assert line.status == "warn"
@@ -110,7 +99,7 @@ def test_a_vocabulary_that_a_small_corpus_may_not_fill_is_a_warning(tmp_path: Pa
 
 def test_a_card_has_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     big = "base: {compute.device: cuda, model.preset: llama-8b}\narms: {one: null}\ncontrols: []\n"
-    free(monkeypatch, 1000, 12, 80)
+    set_free_memory(monkeypatch, 1000, 12, 80)
     found = lines(tmp_path, big)
     assert (found["memory need"].status, found["GPU need"].status) == ("ok", "fail")
     assert "GiB of GPU memory, 80.0 GiB is free" in found["GPU need"].finding
@@ -162,43 +151,36 @@ def test_a_config_of_a_known_family_is_sized_without_torch(tmp_path: Path) -> No
     line = lines(tmp_path, one(f"model.config: {{{text}}}"))["memory need"]
     assert line.status == "fail"
     assert "arm one: needs at least " in line.finding
-    half = lines(tmp_path, one("data: {batch_size: 64, sequence_length: 2048}, model.vocab_size: 5000"))
-    kept = lines(
-        tmp_path,
-        one("data: {batch_size: 64, sequence_length: 2048}, model: {vocab_size: 5000, activation_checkpointing: true}"),
-    )
-    assert kept["memory need"].finding != half["memory need"].finding
+    data = "data: {batch_size: 64, sequence_length: 2048}"
+    model = ("{vocab_size: 5000}", "{vocab_size: 5000, activation_checkpointing: true}")
+    half, kept = (lines(tmp_path, one(f"{data}, model: {keys}"))["memory need"].finding for keys in model)
+    assert kept != half
 
 
-def test_free_memory_that_is_not_known_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free(monkeypatch, None)
+def test_free_memory_that_is_not_known_is_not_compared_and_a_model_that_cannot_be_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = lines(tmp_path, one("model.heads: 7"))["model"]
+    assert (line.status, line.finding[:17]) == ("fail", "model.width: 128 ")
+    set_free_memory(monkeypatch, None)
     line = lines(tmp_path, one("model.preset: llama-8b"))["memory need"]
     assert (line.status, line.finding[:12]) == ("ok", "not compared")
 
 
-def test_a_model_that_cannot_be_is_a_line(tmp_path: Path) -> None:
-    line = lines(tmp_path, one("model.heads: 7"))["model"]
-    assert (line.status, line.finding[:17]) == ("fail", "model.width: 128 ")
-
-
-def test_more_workers_than_documents(tmp_path: Path) -> None:
-    base = "data.corpus: {builtin: python-docs, documents: 60}, data.workers: "
-    line = lines(tmp_path, one(f"{base}61"))["documents"]
-    assert line.status == "fail"
-    assert line.finding == "arm one: 61 loader workers for at most 60 documents: each worker needs its own document"
-    assert lines(tmp_path, one(f"{base}60"))["documents"].status == "ok"
+@pytest.mark.parametrize(("documents", "enough", "too_many", "finding"), [
+    (60, "data.workers: 60", "data.workers: 61", "61 loader workers for at most 60 documents: each worker"),
+    (5, "launch.torchrun.nproc: 5", "launch.torchrun.nproc: 6", "6 ranks for at most 5 documents: each rank"),
+    (5, "launch.torchrun.nproc: 2", "launch.torchrun.nproc: 2, data.workers: 3",
+     "2 ranks of 3 loader workers for at most 5 documents: each worker"),
+])  # fmt: skip
+def test_more_workers_or_ranks_than_documents(
+    tmp_path: Path, documents: int, enough: str, too_many: str, finding: str
+) -> None:
+    base = f"data.corpus: {{builtin: python-docs, documents: {documents}}}, "
+    assert lines(tmp_path, one(base + enough))["documents"].status == "ok"
+    line = lines(tmp_path, one(base + too_many))["documents"]
+    assert (line.status, line.finding) == ("fail", f"arm one: {finding} needs its own document")
     assert "documents" not in lines(tmp_path, one("data.workers: 256"))
-
-
-def test_more_ranks_than_documents(tmp_path: Path) -> None:
-    base = "data.corpus: {builtin: python-docs, documents: 5}, launch.torchrun.nproc: "
-    line = lines(tmp_path, one(f"{base}6"))["documents"]
-    assert line.status == "fail"
-    assert line.finding == "arm one: 6 ranks for at most 5 documents: each rank needs its own document"
-    assert lines(tmp_path, one(f"{base}5"))["documents"].status == "ok"
-    line = lines(tmp_path, one(f"{base}2, data.workers: 3"))["documents"]
-    assert line.status == "fail"
-    assert line.finding.startswith("arm one: 2 ranks of 3 loader workers for at most 5 documents: each worker needs")
 
 
 @pytest.mark.slow

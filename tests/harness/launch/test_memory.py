@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from harness.launch import needs
 from harness.launch.needs import GIB, MIB, MOST_OF_MEMORY, ByteRange, RunNeed, check_memory, choose_interleave, need_of
-from harness.launch.preparation import StudyData
-from tests.commands import harness
+from harness.machine.capacity import Memory
+from harness.machine.cgroup import MemoryLimit
+from tests.harness.launch.running import set_free_memory
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
@@ -24,19 +26,11 @@ MEASURED: list[tuple[dict[str, Any], int]] = [
     ({"data": {"sequence_length": 128, "batch_size": 4}}, 535_977_984),
     ({"model": {"vocab_size": 50304}, "data": {"sequence_length": 256, "batch_size": 16}}, 3_523_850_240),
     ({"model": LLAMA, "data": {"sequence_length": 512, "batch_size": 8}}, 3_763_613_696),
-    (
-        {
-            "model": {"preset": "gpt2-small"},
-            "data": {"sequence_length": 64, "batch_size": 1},
-            "compute": CPU | {"precision": "pure-bf16"},
-        },
-        1_658_417_152,
-    ),
-    (
-        {"data": {"sequence_length": 1024, "batch_size": 512, "workers": 2}, "compute": CPU | {"work": "none"}},
-        1_047_216_128,
-    ),
-]
+    ({"model": {"preset": "gpt2-small"}, "data": {"sequence_length": 64, "batch_size": 1},
+      "compute": CPU | {"precision": "pure-bf16"}}, 1_658_417_152),
+    ({"data": {"sequence_length": 1024, "batch_size": 512, "workers": 2}, "compute": CPU | {"work": "none"}},
+     1_047_216_128),
+]  # fmt: skip
 
 
 def run_needs(count: int, high_gib: float = 2.0) -> list[RunNeed]:
@@ -50,25 +44,15 @@ def config(**changes: Any) -> TrainerConfig:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def say(host: float | None, *cards: float) -> None:
-        size = None if host is None else int(host * GIB)
-        monkeypatch.setattr(needs, "available_memory_bytes", lambda: size)
-        monkeypatch.setattr(needs, "free_host_bytes", lambda: size)
-        monkeypatch.setattr(needs, "free_gpu_memory", lambda: [int(card * GIB) for card in cards])
-
-    return say
+    return partial(set_free_memory, monkeypatch)
 
 
-@pytest.mark.parametrize(("room", "expected"), [(10, "slices"), (8, "runs")])
-def test_arms_alternate_only_where_all_fit_into_memory(free: Any, room: int, expected: str) -> None:
-    free(room)
-    assert (MOST_OF_MEMORY * room >= 6) == (expected == "slices")
-    chosen, reason = choose_interleave("auto", run_needs(3))
-    assert chosen == expected
-    assert reason == f"3 arms need about 6.0 GiB together, {room}.0 GiB memory is free"
-
-
-def test_memory_that_is_unknown_and_arms_that_are_many_run_one_after_the_other(free: Any) -> None:
+def test_arms_alternate_only_where_all_fit_into_memory(free: Any) -> None:
+    for room, expected in ((10, "slices"), (8, "runs")):
+        free(room)
+        assert (MOST_OF_MEMORY * room >= 6) == (expected == "slices")
+        reason = f"3 arms need about 6.0 GiB together, {room}.0 GiB memory is free"
+        assert choose_interleave("auto", run_needs(3)) == (expected, reason)
     free(None)
     assert choose_interleave("auto", run_needs(1)) == ("runs", "free memory is unknown here")
     assert choose_interleave("auto", run_needs(65))[0] == "runs"
@@ -113,9 +97,7 @@ def test_ranks_that_share_the_weights_take_them_once_and_others_each(free: Any) 
     with pytest.raises(InputError, match=r": 2 ranks, each 1,498,482,688 parameters x 4 bytes = 5.6, two moments"):
         check_memory([need("ddp")], (), "runs")
     free(1)
-    with pytest.raises(
-        InputError, match=r": 2 ranks, each 1,498,482,688 parameters x 4 bytes / 2 ranks = 2.8, two moments"
-    ):
+    with pytest.raises(InputError, match=r"each 1,498,482,688 parameters x 4 bytes / 2 ranks = 2.8, two moments"):
         check_memory([need("fsdp")], (), "runs")
 
 
@@ -152,21 +134,17 @@ def test_the_copy_of_a_checkpoint_is_counted() -> None:
     assert kept.checkpoint.low_bytes == 0 < saved.checkpoint.low_bytes == saved.checkpoint.high_bytes
 
 
-def test_force_starts_it_with_a_warning(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_between_low_and_high_or_forced_is_a_warning_and_what_fits_is_none(
+    free: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     free(22)
     check_memory([need_of("big", LARGE, 4096)], (), "runs", force=True)
     assert capsys.readouterr().err.startswith("warning: arm big may not fit: needs ")
-
-
-def test_between_low_and_high_is_a_warning_and_what_fits_is_none(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
     need = need_of("text", config(model={"preset": "gpt2-small"}), 4096)
-    takes = need.in_memory.peak
-    free(takes.low_bytes / GIB + 0.001)
-    check_memory([need], (), "runs")
-    assert capsys.readouterr().err.count("warning: arm text may not fit") == 1
-    free(takes.high_bytes / GIB + 0.001)
-    check_memory([need], (), "runs")
-    assert capsys.readouterr().err == ""
+    for size, warnings in ((need.in_memory.peak.low_bytes, 1), (need.in_memory.peak.high_bytes, 0)):
+        free(size / GIB + 0.001)
+        check_memory([need], (), "runs")
+        assert capsys.readouterr().err.count("warning: arm text may not fit") == warnings
 
 
 def test_arms_that_alternate_are_in_memory_together_but_one_at_a_time_is_in_a_step(free: Any) -> None:
@@ -184,19 +162,18 @@ def test_arms_that_alternate_are_in_memory_together_but_one_at_a_time_is_in_a_st
     check_memory(both, {"two"}, "slices")  # a profiled run is alone
 
 
-def test_a_batch_of_each_worker_counts_and_a_replayed_one_is_never_ahead(free: Any) -> None:
-    data = {"batch_size": 8192, "sequence_length": 65536, "workers": 2, "prefetch": 4}
+def test_a_batch_of_each_worker_counts_a_replayed_one_is_never_ahead_and_an_emulated_device_holds_no_model(
+    free: Any,
+) -> None:
+    def need(**more: Any) -> RunNeed:
+        data = {"batch_size": 8192, "sequence_length": 65536, "workers": 2, "prefetch": 4, **more}
+        return need_of("wide", config(data=data, compute=CPU | {"work": "none"}), 512)
+
     free(12)
     with pytest.raises(InputError, match=r"2 workers 0.1, 2 batches of 8192.0 MiB 16.0 GiB"):
-        check_memory([need_of("wide", config(data=data, compute=CPU | {"work": "none"}), 512)], (), "runs")
+        check_memory([need()], (), "runs")
     free(22)
-    check_memory(
-        [need_of("wide", config(data=data | {"replay": True}, compute=CPU | {"work": "none"}), 512)], (), "runs"
-    )
-
-
-def test_an_emulated_device_holds_no_model(free: Any) -> None:
-    free(22)
+    check_memory([need(replay=True)], (), "runs")
     emulated = config(model={"preset": "llama-8b"}, compute={"device": {"emulated": "gh200"}})
     check_memory([need_of("paper", emulated, 4096)], (), "runs")
 
@@ -218,9 +195,6 @@ def test_a_card_is_checked_and_the_host_that_builds_the_model(free: Any, monkeyp
 
 
 def test_the_tightest_of_machine_and_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.machine.capacity import Memory
-    from harness.machine.cgroup import MemoryLimit
-
     monkeypatch.setattr(needs, "read_memory", lambda: Memory(64 * GIB, 22 * GIB, 0, 0, None))
     monkeypatch.setattr(needs, "find_group", lambda _controller: None)
     monkeypatch.setattr(needs, "memory_limit", lambda _group: None)
@@ -231,21 +205,7 @@ def test_the_tightest_of_machine_and_control_group_counts(monkeypatch: pytest.Mo
 
 
 def test_measured_peaks_lie_within_the_estimate() -> None:
-    assert MEASURED
     for changes, peak_bytes in MEASURED:
         takes = need_of("arm", config(**changes), 2048).in_memory.peak
         assert takes.low_bytes < peak_bytes, changes
         assert takes.high_bytes + SHARED_BYTES > peak_bytes, changes
-
-
-def test_harness_run_refuses_before_a_study_is_made(tmp_path: Path, free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = StudyData([need_of("big", LARGE, 4096)], {}, {})
-    monkeypatch.setattr("harness.launch.study.prepare_data", lambda *_: found)
-    free(22)
-    (tmp_path / "big.yaml").write_text(
-        "name: big\nquestion: Does it fit?\nbase: {compute.device: cpu}\narms: {big: {}}\n"
-    )
-    done = harness("run", str(tmp_path / "big.yaml"), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert done.stderr.startswith("harness: arm big: needs at least ")
-    assert not (tmp_path / "out").exists()

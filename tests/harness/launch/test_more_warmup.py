@@ -68,19 +68,13 @@ def test_it_lives_off_its_lead_while_that_falls(making: float, consuming: float,
     assert lives(events(making, consuming, 8, ahead=ahead)) is expected
 
 
-def test_it_has_used_it_up_after_some_steps() -> None:
+def test_what_lay_ready_is_used_up_after_some_steps_and_standing_still_is_no_lead() -> None:
     found = [lives(events(40.0, 18.0, steps, ahead=1000.0)) for steps in range(6, 60, 2)]
     assert found[0]
     assert not found[-1]
     assert found == sorted(found, reverse=True)
-
-
-def test_what_lay_ready_as_it_was_suspended_is_used_up_after_that() -> None:
-    assert lives(events(40.0, 18.0, 16, ahead=1000.0, stops=(10,)))
-
-
-def test_standing_still_is_no_lead() -> None:
-    """What lay ready as the run was suspended lay there no longer than the run ran."""
+    assert lives(events(40.0, 18.0, 16, ahead=1000.0, stops=(10,)))  # used up after a suspension
+    # What lay ready as the run was suspended lay there no longer than the run ran.
     assert not lives(events(40.0, 21.0, 40 + 2, stops=(40,)))
 
 
@@ -118,14 +112,8 @@ SCENARIO = {
     "name": "sleepers",
     "question": "Is a step as long as its batch takes to make?",
     "base": {
-        "data": {
-            "sequence_length": 32,
-            "batch_size": 1,
-            "replay": True,
-            "workers": 2,
-            "prefetch": 3,
-            "inject": {"tokenize_ms": 60.0, "how": "sleep"},
-        },
+        "data": {"sequence_length": 32, "batch_size": 1, "replay": True, "workers": 2, "prefetch": 3,
+                 "inject": {"tokenize_ms": 60.0, "how": "sleep"}},
         # 30 ms a step, and 27 of batches that lie ready, fetch and all.
         "compute": {"work": "none", "inject": {"forward_ms": 24.0, "how": "sleep"}},
         "steps": 40,
@@ -137,7 +125,7 @@ SCENARIO = {
     "repeats": 1,
     "slice_steps": 10,
     "probes": {"nvml": False},
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -149,15 +137,17 @@ def test_a_host_on_an_idle_device_takes_more_warm_up_steps_until_it_is_ahead(tmp
             "data": {"sequence_length": 32, "batch_size": 1, "replay": True, "workers": 0},
             "compute": {"device": {"emulated": "gh200", "kernels": {"forward_ms": 3, "backward_ms": 3}}},
             "log_every": 1000,
-            "steps": 40,
+            "steps": 16,
             "warmup_steps": 4,
-        }
+        },
+        "arms": {"a": {}},
+        "slice_steps": 4,
     }
     for run in run_study(scenario, tmp_path).runs():
         assert run.steps is not None
         warmup = run.steps.column("warmup").to_pylist()
-        assert warmup.count(False) == 40
-        assert len(warmup) >= 4 + 4 * (1 + 1) + 40  # in each of four slices
+        assert warmup.count(False) == 16
+        assert len(warmup) >= 4 + 4 * (1 + 1) + 16  # in each of four slices
 
 
 @pytest.mark.slow

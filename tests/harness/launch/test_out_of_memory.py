@@ -45,15 +45,19 @@ def test_a_run_that_the_kernel_killed_says_what_would_fit(monkeypatch: pytest.Mo
     assert _reason(-signal.SIGTERM, config().model_dump(mode="json")) == "the process was killed by SIGTERM"
 
 
-def test_ranks_share_the_memory_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_the_memory_of_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits one process of 24 GiB does not fit each of four: together they have 24 GiB."""
     monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
-    line = advice_for_a_killed_run(config(launch={"torchrun": {"nproc": 2}}).model_dump(mode="json"))
-    assert line.startswith("; by estimate batch_size 512 needs of each rank ")
-    assert ", and 12.0 GiB is available;" in line
-    alone, one_of_two = memory_of_this_run(on_card=False), memory_of_this_run(on_card=False, ranks=2)
-    assert alone is not None
-    assert one_of_two is not None
-    assert alone - one_of_two == pytest.approx(12 * GIB, rel=0.01)
+    contents = (config(launch={"torchrun": {"nproc": ranks}}).model_dump(mode="json") for ranks in (1, 4))
+    alone, shared = map(advice_for_a_killed_run, contents)
+    assert ", and 24.0 GiB is available;" in alone
+    assert shared.startswith("; by estimate batch_size 512 needs of each rank ")
+    assert ", and 6.0 GiB is available;" in shared
+    own, one_of_four = memory_of_this_run(on_card=False), memory_of_this_run(on_card=False, ranks=4)
+    assert own is not None
+    assert one_of_four is not None
+    assert own - one_of_four == pytest.approx(18 * GIB, rel=0.01)
+    assert one_of_four - 6 * GIB > 100 * 2**20  # what a run holds itself counts as its own: torch alone takes more
 
 
 def test_what_fits_leaves_room_for_the_copy_of_a_checkpoint() -> None:
@@ -75,18 +79,6 @@ def test_where_the_need_is_not_known_nothing_is_said(monkeypatch: pytest.MonkeyP
     assert advice_for_a_killed_run({"model": {"of another": "state"}}) == ""
 
 
-def test_ranks_share_the_memory_of_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fits one process of 24 GiB does not fit each of four: together they have 24 GiB."""
-    monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
-    four = advice_for_a_killed_run(config(launch={"torchrun": {"nproc": 4}}).model_dump(mode="json"))
-    assert "and 6.0 GiB is available" in four
-    assert "and 24.0 GiB is available" in advice_for_a_killed_run(config().model_dump(mode="json"))
-    alone, shared = (memory_of_this_run(False, ranks) for ranks in (1, 4))
-    assert alone is not None
-    assert shared is not None
-    assert alone - shared == 18 * GIB
-
-
 def test_what_the_host_lacks_says_nothing_of_a_model_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
     on_card = config(compute={"device": "cuda"})
@@ -94,9 +86,3 @@ def test_what_the_host_lacks_says_nothing_of_a_model_on_a_card(monkeypatch: pyte
     assert advice_for_this_run(on_card, 50257, MemoryError()) == ""
     assert "data.batch_size " in advice_for_this_run(config(compute={"device": "cpu"}), 50257, MemoryError())
     assert advice_for_this_run(config(), 50257, ValueError("no memory")) == ""
-
-
-def test_what_a_run_holds_itself_counts_as_its_own() -> None:
-    found = memory_of_this_run(on_card=False)
-    assert found is not None
-    assert found > 100 * 2**20  # torch alone takes more

@@ -38,8 +38,8 @@ repeats: 1
 slice_steps: 6
 probes:
   timeline_steps: 6
-  torch_profiler: {active: 3, repeat: 2, shapes: true, memory: true}
-  py_spy: {seconds: 1}
+  torch_profiler: {active: 3, shapes: true, memory: true}
+  py_spy: {seconds: 0.5}
   calibrate: true
 """)
 
@@ -54,12 +54,10 @@ def runs(study: StudyFolder) -> dict[tuple[str, int], RunData]:
     return {(run.record.arm, run.record.block): run for run in study.runs()}
 
 
-def test_every_probe_has_its_control_and_the_arm_a_profiled_run(runs: dict[tuple[str, int], RunData]) -> None:
+def test_every_probe_has_its_control_and_each_run_what_its_probes_leave(runs: dict[tuple[str, int], RunData]) -> None:
     controls = ["bare", "with-ledger", "with-host", "with-torch_profiler", "with-py_spy", "profiled"]
     assert set(runs) == {("text", 0), *((f"text+{control}", 0) for control in controls)}
 
-
-def test_the_profiled_run_leaves_what_it_saw_and_no_measured_step(runs: dict[tuple[str, int], RunData]) -> None:
     run = runs["text+profiled", 0]
     assert run.steps is not None
     assert all(run.steps.column("warmup").to_pylist())
@@ -70,9 +68,7 @@ def test_the_profiled_run_leaves_what_it_saw_and_no_measured_step(runs: dict[tup
     if shutil.which("py-spy") or (Path(sys.executable).parent / "py-spy").exists():
         assert {"stacks.speedscope.json", "stacks.svg"} <= left or run.probes.problems
 
-
-def test_a_bare_run_knows_its_steps_and_nothing_inside_them(runs: dict[tuple[str, int], RunData]) -> None:
-    bare, whole = runs["text+bare", 0], runs["text", 0]
+    bare, whole = runs["text+bare", 0], runs["text", 0]  # the first knows its steps and nothing inside them
     assert bare.steps is not None
     assert whole.steps is not None
     assert sum(not warmup for warmup in bare.steps.column("warmup").to_pylist()) == 12
@@ -82,17 +78,10 @@ def test_a_bare_run_knows_its_steps_and_nothing_inside_them(runs: dict[tuple[str
         assert None not in whole.steps.column(f"{phase}_ns").to_pylist(), phase
     assert bare.spans is not None
     assert len(bare.spans) == 0
-
-
-def test_only_runs_with_the_host_probe_have_samples(runs: dict[tuple[str, int], RunData]) -> None:
-    def sources(arm: str) -> set[str]:
+    for arm, sampled in {"text": True, "text+with-host": True, "text+bare": False}.items():
         samples = runs[arm, 0].samples
         assert samples is not None
-        return set(samples.column("source").to_pylist())
-
-    assert "host" in sources("text")
-    assert "host" in sources("text+with-host")
-    assert not sources("text+bare")
+        assert ("host" in samples.column("source").to_pylist()) == sampled == bool(len(samples)), arm
 
 
 def test_the_report_has_what_every_probe_found(study: StudyFolder) -> None:

@@ -17,16 +17,14 @@ def declared(**keys: Any) -> dict[str, Any]:
     return ProbesConfig.model_validate(keys, strict=True).model_dump(mode="json")
 
 
-def test_a_measured_run_is_only_sampled() -> None:
+def test_a_measured_run_is_only_sampled_and_a_profiled_run_has_all_that_is_declared_in_windows() -> None:
     probes = probes_of(declared(torch_profiler=True, py_spy=True), None)
     assert probes == RunProbes(settings={"sampler": SamplerSettings(host=True, nvml="auto", rate_hz=10)})
     assert probes.ledger
-
-
-def test_a_profiled_run_has_all_that_is_declared_in_windows() -> None:
-    probes = probes_of(declared(torch_profiler={"active": 7}, py_spy=False), "profiled")
-    assert probes.windows
-    assert probes.settings == {"sampler": SamplerSettings(), "torch_profiler": TorchProfilerSettings(active=7)}
+    assert probes_of(declared(host=False, nvml=False), None).settings == {}  # no sampling process
+    profiled = probes_of(declared(torch_profiler={"active": 7}, py_spy=False), "profiled")
+    assert profiled.windows
+    assert profiled.settings == {"sampler": SamplerSettings(), "torch_profiler": TorchProfilerSettings(active=7)}
 
 
 def test_costs_are_of_one_probe_at_a_time() -> None:
@@ -39,10 +37,6 @@ def test_costs_are_of_one_probe_at_a_time() -> None:
     assert probes_of(everything, "with-torch_profiler") == RunProbes(
         settings={"torch_profiler": TorchProfilerSettings()}
     )
-
-
-def test_without_any_there_is_no_sampling_process() -> None:
-    assert probes_of(declared(host=False, nvml=False), None).settings == {}
 
 
 def test_the_json_is_the_one_that_older_states_of_the_code_read() -> None:

@@ -26,36 +26,26 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_says_what_runs_which_repetition_and_since_when(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
 
-    def shown() -> bool:
+    def shown(line: str) -> bool:
         lines.extend(capsys.readouterr().err.splitlines())
-        return any(line.endswith("| block 3: text, repetition 3/8 for 0:00") for line in lines)
+        return any(one.endswith(line) for one in lines)
 
     with Progress(2, 10) as shows:
         shows.repetition("text", 3, 2, 8)
-        wait_for(shown)
+        wait_for(lambda: shown("| block 3: text, repetition 3/8 for 0:00"))
     assert "0/2 runs" in lines[-1]
-
-
-@pytest.mark.usefixtures("soon")
-def test_so_does_the_preparation_of_data(capsys: pytest.CaptureFixture[str]) -> None:
-    lines: list[str] = []
-
-    def shown() -> bool:
-        lines.extend(capsys.readouterr().err.splitlines())
-        return "preparing data: text, for 0:00" in lines
-
+    lines.clear()
     with announced("preparing data: text"):
-        wait_for(shown)
-    assert lines[0] == "preparing data: text"
+        wait_for(lambda: shown("preparing data: text, for 0:00"))
+    assert "preparing data: text" in lines
 
 
-def test_a_log_that_says_something_else_needs_no_sign_of_life(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_says_something_else_needs_no_sign_of_life_and_spending_is_noted_after_every_repetition(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with announced("preparing data: text"):
         pass
     assert capsys.readouterr().err == "preparing data: text\n"
-
-
-def test_what_was_spent_is_noted_after_every_repetition_not_only_after_a_block() -> None:
     heard: list[int] = []
     shows = Progress(2, 10, lambda: heard.append(1))
     for _ in range(3):
@@ -69,11 +59,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-    def shown(self) -> list[str]:
-        """Return what each line shows; the line that rewrites itself is there as often as it was written."""
-        text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.getvalue())
-        return [line for line in re.split(r"[\r\n]+", text) if line]
 
 
 NAME = "an-arm-with-a-name-that-is-longer-than-any-narrow-terminal-[red]"
@@ -112,10 +97,10 @@ def test_a_line_that_rewrites_itself_fits_the_terminal(
     for name, value in (("COLUMNS", str(width)), ("LINES", "20"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     show()
-    lines = terminal.shown()
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.getvalue())
+    lines = [line for line in re.split(r"[\r\n]+", text) if line]  # each as often as it was written
     assert lines
-    assert all(len(line) <= width for line in lines)
-    assert all(line.endswith("…") for line in lines)
+    assert all(len(line) <= width and line.endswith("…") for line in lines)
 
 
 def test_a_forecast_that_is_used_up_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

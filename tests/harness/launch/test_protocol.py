@@ -24,17 +24,11 @@ def state(folder: Path, *modules: str, protocol: str | None = None) -> Path:
     return folder
 
 
-def test_this_state_speaks_the_version_of_its_file() -> None:
+def test_this_state_speaks_the_version_of_its_file_and_has_every_module_that_it_promises(tmp_path: Path) -> None:
     assert protocol_of(ROOT) == VERSION == max(PATHS)
-
-
-def test_every_module_that_this_state_promises_is_there() -> None:
     for module in (OWN.fork_server, OWN.environment, *OWN.preloaded):
         assert importlib.util.find_spec(module) is not None, module
-
-
-def test_a_state_from_before_the_file_speaks_the_first_version(tmp_path: Path) -> None:
-    assert protocol_of(state(tmp_path, PATHS[1].fork_server)) == 1
+    assert protocol_of(state(tmp_path, PATHS[1].fork_server)) == 1  # from before the file
 
 
 @pytest.mark.parametrize(("line", "said"), [("VERSION = 99", "99"), ("VERSION = two", "two"), ("# nothing", "none")])

@@ -17,7 +17,7 @@ import pytest
 
 from harness.launch.tracking import tracked_study
 from harness.launch.tracking.tracked_study import MAX_WAITING_MESSAGES, NOTE, StudyTrackers, TrackerFeed, tracked
-from harness.launch.tracking.trackers import NEEDS, warn_of_missing
+from harness.launch.tracking.trackers import NEEDS
 from harness.scenario.model import TRACKERS, Scenario
 from harness.study.records import StudyRecord
 from harness.study.store import StudyFolder
@@ -90,7 +90,6 @@ def tracking_notes(study: StudyFolder) -> list[str]:
     return [note for note in study.read_study().notes if note.startswith(NOTE)]
 
 
-@pytest.mark.usefixtures("pictures")
 def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (own / "tracked.yaml").write_text(SCENARIO)
     done = harness("run", str(own / "tracked.yaml"), "--out", str(own / "out"), cwd=own)
@@ -114,11 +113,8 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypa
         passes = [one for one in spans if one["name"] == "evaluate"]
         assert [one["role"] for one in passes] == ["main"] * 3
         steps = pq.read_table(study.run(name, 0) / "steps.parquet").to_pylist()
-        for one in passes:
-            assert not any(
-                step["start_ns"] < one["end_ns"] and one["start_ns"] < step["start_ns"] + step["wall_ns"]
-                for step in steps
-            )
+        within = [(step["start_ns"], step["start_ns"] + step["wall_ns"]) for step in steps]
+        assert not any(start < one["end_ns"] and one["start_ns"] < end for one in passes for start, end in within)
         assert steps[0]["learning_rate"] == pytest.approx(5e-4)  # the first of two steps of warmup
 
     # Trackers: what was lost is said in one line each, and the others have everything.
@@ -169,25 +165,20 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypa
     assert rebuilt == [1]
 
 
-def test_a_tracker_that_cannot_start_is_named_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracker_that_cannot_start_is_named_before_anything_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The study is refused here for want of memory: nothing runs."""
     monkeypatch.setitem(NEEDS, "mlflow", ("json", "no_such_module_here"))
-    warn_of_missing(["jsonl", "mlflow", "no_such_trackers:make", "json:loads"])
-    install = "no_such_module_here not installed (pip install 'llm-training-harness[mlflow]')"
-    mlflow, own = capsys.readouterr().err.splitlines()
-    assert mlflow == f"warning: track: mlflow gets no data: {install}"
-    assert own.startswith("warning: track: no_such_trackers:make gets no data: no module no_such_trackers in ")
-
-
-def test_a_study_says_so_before_it_begins(own: Path) -> None:
-    """It is refused here for want of memory: nothing runs."""
-    (own / "tracked.yaml").write_text(SCENARIO.replace("own_trackers:fails", "nowhere:tracker"))
+    asked = '[jsonl, mlflow, "nowhere:tracker", "own_trackers:raises"]'
+    (own / "tracked.yaml").write_text(SCENARIO.replace('[jsonl, "own_trackers:fails", "own_trackers:raises"]', asked))
     with mock.patch("harness.launch.needs.free_host_bytes", return_value=1):
         done = harness("run", str(own / "tracked.yaml"), "--out", str(own / "out"), cwd=own)
-    assert done.returncode == 2
-    warning = "warning: track: nowhere:tracker gets no data: no module nowhere in "
-    assert done.stderr.index(warning) < done.stderr.index("harness: ")
+    assert (done.returncode, (own / "out").exists()) == (2, False)
+    assert "needs at least " in done.stderr.partition("harness: ")[2]
+    warnings = [line for line in done.stderr.partition("harness: ")[0].splitlines() if "gets no data" in line]
+    install = "no_such_module_here not installed (pip install 'llm-training-harness[mlflow]')"
+    assert warnings[0] == f"warning: track: mlflow gets no data: {install}"
+    assert warnings[1].startswith("warning: track: nowhere:tracker gets no data: no module nowhere in ")
+    assert len(warnings) == 2
 
 
 class Hanging:
@@ -245,28 +236,21 @@ def rows(count: int) -> JsonObject:
     }  # fmt: skip
 
 
-def test_a_tracker_that_hangs_is_ended_and_nobody_waits_for_it(own: Path) -> None:
-    feed = TrackerFeed("own_trackers:hangs", own / "kept")
-    feed.send(begin())
-    assert feed.lost(monotonic() + 240) is None  # it works so far
+def test_a_tracker_that_hangs_or_is_killed_says_so_and_nobody_waits_for_it(own: Path) -> None:
+    hangs, killed = TrackerFeed("own_trackers:hangs", own / "kept"), TrackerFeed("jsonl", own / "killed")
+    for feed in (hangs, killed):
+        feed.send(begin())
+        assert feed.lost(monotonic() + 240) is None  # it works so far
     for _ in range(2 * MAX_WAITING_MESSAGES):  # more than the queue and any pipe hold: no call blocks
-        feed.send(rows(50))
-    assert (
-        feed.end(monotonic())
-        == f"own_trackers:hangs: 1 of {2 * MAX_WAITING_MESSAGES + 2} messages recorded: no answer in time"
-    )
+        hangs.send(rows(50))
+    recorded = f"1 of {2 * MAX_WAITING_MESSAGES + 2} messages recorded"
+    assert hangs.end(monotonic()) == f"own_trackers:hangs: {recorded}: no answer in time"
     with pytest.raises(ProcessLookupError):
-        os.kill(feed._process.pid, 0)
+        os.kill(hangs._process.pid, 0)
     assert "a tracker prints" in (own / "kept" / "tracker.log").read_text()  # not into what answers
-
-
-def test_a_tracker_whose_process_is_killed_says_so(own: Path) -> None:
-    feed = TrackerFeed("jsonl", own / "kept")
-    feed.send(begin())
-    assert feed.lost(monotonic() + 240) is None
-    feed._process.kill()
-    feed.send(rows(1))
-    assert feed.end(monotonic() + 240) == "jsonl: 1 of 3 messages recorded: its process ended"
+    killed._process.kill()
+    killed.send(rows(1))
+    assert killed.end(monotonic() + 240) == "jsonl: 1 of 3 messages recorded: its process ended"
 
 
 def test_a_loss_that_is_not_finite_stays_readable_json(own: Path) -> None:
@@ -304,6 +288,7 @@ def fed(name: str, folder: Path) -> Path:
 LOSSES = [4.0 - step / 8 for step in range(8)]
 
 
+@pytest.mark.nightly
 def test_mlflow_keeps_it_in_sqlite(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
@@ -320,6 +305,7 @@ def test_mlflow_keeps_it_in_sqlite(tmp_path: Path) -> None:
     assert {one.path for one in client.list_artifacts(study.info.run_id)} == {"summary.md", "plots"}
 
 
+@pytest.mark.nightly
 def test_tensorboard_reads_its_event_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -345,6 +331,7 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
             held = b""
 
 
+@pytest.mark.nightly
 def test_wandb_keeps_it_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     from wandb.proto import wandb_internal_pb2
@@ -359,6 +346,7 @@ def test_wandb_keeps_it_offline(tmp_path: Path) -> None:
     assert losses == LOSSES
 
 
+@pytest.mark.nightly
 def test_trackio_keeps_it_locally(tmp_path: Path) -> None:
     pytest.importorskip("trackio", reason="the extra trackio is not installed")
     import sqlite3

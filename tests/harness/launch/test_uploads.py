@@ -99,40 +99,42 @@ def ended(folder: Path, url: str) -> uploads.Uploaded:
     return uploader.end(60)
 
 
-@pytest.mark.parametrize("scheme", ["memory://bucket", "flaky://bucket", "file://"])
-def test_all_of_it_is_there_and_only_what_is_new_is_copied_again(folder: Path, tmp_path: Path, scheme: str) -> None:
-    url = f"{scheme}{tmp_path}/there/" if scheme == "file://" else f"{scheme}/there/"
-    found = ended(folder, url)
+@pytest.mark.parametrize("scheme", ["memory://bucket", "file://"])
+def test_all_of_it_is_there_and_only_what_is_new_or_gone_or_replaced_is_copied_again(
+    folder: Path, tmp_path: Path, scheme: str
+) -> None:
+    """It believed uploads.json, and said "uploaded" of a target that had been removed."""
+    url = f"{scheme}{tmp_path}/there"
+    found = ended(folder, f"{url}/")
     assert (found.files, found.missing) == (5, ())
-    assert copied(url.rstrip("/")) == here(folder)
+    assert copied(url) == here(folder)
     (folder / "losses.csv").write_text("step,tokens,loss\n0,1,2.5\n")
     again = Destination(folder, url)
     assert again.missing() == ["losses.csv"]
     shutil.rmtree(folder / "checkpoints/step-00000005")
     assert again.copy_all(lambda _: True)
-    assert copied(url.rstrip("/")) == here(folder)
-    filesystem, root = fsspec.url_to_fs(url.rstrip("/"))
+    before = copied(url)
+    assert before == here(folder)
+    filesystem, root = fsspec.url_to_fs(url)
     assert [Path(one).name for one in filesystem.ls(f"{root}/checkpoints", detail=False)] == ["step-00000010"]
-    assert Destination(folder, f"{url}/elsewhere").missing() == sorted(
-        here(folder), key=lambda name: ("checkpoint.json" in name, name)
-    )
+    # Elsewhere all is missing; a checkpoint is said to be whole after its files.
+    names = [name.rpartition("/")[2] for name in Destination(folder, f"{url}/elsewhere").missing()]
+    assert names == ["state.pt", "losses.csv", "checkpoint.json"]
+
+    of_same_size = bytes(len(before["losses.csv"]))
+    filesystem.pipe_file(f"{root}/losses.csv", of_same_size if scheme == "file://" else b"something else")
+    for lost in (None, f"{root}/checkpoints", root):
+        if lost is not None:
+            filesystem.rm(lost, recursive=True)
+        assert ended(folder, url).missing == ()
+        assert copied(url) == before
 
 
-def test_a_checkpoint_is_said_to_be_whole_after_its_files(folder: Path) -> None:
-    names = Destination(folder, "memory://bucket/there").missing()
-    assert [name.rpartition("/")[2] for name in names] == [
-        *("state.pt", "state.pt", "losses.csv", "checkpoint.json", "checkpoint.json")
-    ]
-
-
-def test_a_failed_copy_is_tried_again_a_few_times(folder: Path) -> None:
+def test_what_cannot_be_copied_is_tried_again_a_few_times_stays_here_and_is_named(folder: Path) -> None:
     Flaky.refusals = uploads.ATTEMPTS - 1
-    assert ended(folder, "flaky://bucket/there").missing == ()
-    assert copied("flaky://bucket/there") == here(folder)
-
-
-def test_what_cannot_be_copied_stays_here_and_is_named(folder: Path) -> None:
+    assert ended(folder, "flaky://bucket/first").missing == ()
     before = here(folder)
+    assert copied("flaky://bucket/first") == before
     Flaky.refusals = 10**6
     done = harness("upload", str(folder), "flaky://bucket/there")
     assert done.returncode == 1
@@ -158,34 +160,8 @@ def test_what_was_removed_here_to_make_room_stays_there(folder: Path) -> None:
     assert copied(url) == before | {"new.csv": b""}
 
 
-@pytest.mark.parametrize("scheme", ["file://", "memory://bucket"])
-def test_what_is_gone_or_was_replaced_there_is_copied_again(folder: Path, tmp_path: Path, scheme: str) -> None:
-    """It believed uploads.json, and said "uploaded" of a target that had been removed."""
-    url = f"{scheme}{tmp_path}/there"
-    assert ended(folder, url).missing == ()
-    before = copied(url)
-    filesystem, root = fsspec.url_to_fs(url)
-    filesystem.pipe_file(f"{root}/losses.csv", b"something else")
-    assert ended(folder, url).missing == ()
-    assert copied(url) == before
-    filesystem.rm(f"{root}/checkpoints", recursive=True)
-    assert ended(folder, url).missing == ()
-    assert copied(url) == before
-    filesystem.rm(root, recursive=True)
-    assert ended(folder, url).missing == ()
-    assert copied(url) == before
-
-
-def test_a_file_of_the_same_size_that_was_replaced_is_copied_again(folder: Path, tmp_path: Path) -> None:
-    assert ended(folder, f"file://{tmp_path}/there").missing == ()
-    there = tmp_path / "there/losses.csv"
-    there.write_bytes(bytes(len(there.read_bytes())))
-    assert ended(folder, f"file://{tmp_path}/there").missing == ()
-    assert there.read_bytes() == (folder / "losses.csv").read_bytes()
-
-
 def test_bytes_that_changed_there_are_found_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
-    """Neither size nor time shows it, as after a fault of a disk."""
+    """Neither size nor time shows it, as after a fault of a disk. What cannot be listed is not called verified."""
     words = ("upload", str(folder), f"file://{tmp_path}/there")
     assert harness(*words).returncode == 0
     there = tmp_path / "there/losses.csv"
@@ -196,18 +172,11 @@ def test_bytes_that_changed_there_are_found_where_that_is_asked_for(folder: Path
     assert there.read_bytes() != (folder / "losses.csv").read_bytes()
     assert harness(*words, "--verify").returncode == 0
     assert there.read_bytes() == (folder / "losses.csv").read_bytes()
-
-
-def test_a_place_that_cannot_be_listed_is_not_called_verified(folder: Path, tmp_path: Path) -> None:
-    """It said "uploaded" of a file that had been removed there, as a name beside it is no UTF-8."""
-    words = ("upload", str(folder), f"file://{tmp_path}/there")
-    assert harness(*words).returncode == 0
-    (tmp_path / "there/losses.csv").unlink()
+    there.unlink()
     Path(os.fsdecode(os.fsencode(tmp_path / "there") + b"/\xff")).touch()
-    plain, verified = harness(*words), harness(*words, "--verify")
-    assert (plain.returncode, verified.returncode) == (0, 1)
-    assert "cannot be listed" in plain.stderr
-    assert "cannot be listed" in verified.stderr
+    for more, code in (((), 0), (("--verify",), 1)):
+        done = harness(*words, *more)
+        assert (done.returncode, "cannot be listed" in done.stderr) == (code, True)
 
 
 def test_hidden_files_are_copied_but_for_temporary_ones(folder: Path, tmp_path: Path) -> None:
@@ -227,11 +196,9 @@ def test_folders_that_link_to_one_another_are_copied_in_time(tmp_path: Path) -> 
         (folder / name / "file").write_text(name)
         for other in "abcdefghi".replace(name, ""):
             (folder / name / f"to-{other}").symlink_to(folder / other)
-    found = ended(folder, f"file://{tmp_path}/there")
-    assert found.missing == ()
-    assert {name: copied(f"file://{tmp_path}/there")[f"{name}/file"] for name in "abcdefghi"} == {
-        name: name.encode() for name in "abcdefghi"
-    }
+    assert ended(folder, f"file://{tmp_path}/there").missing == ()
+    there = copied(f"file://{tmp_path}/there")
+    assert all(there[f"{name}/file"] == name.encode() for name in "abcdefghi")
 
 
 def test_links_are_followed_and_what_cannot_be_copied_is_named(folder: Path, tmp_path: Path) -> None:
@@ -253,17 +220,14 @@ def test_links_are_followed_and_what_cannot_be_copied_is_named(folder: Path, tmp
     assert copied(f"file://{tmp_path}/there") == before
 
 
-def test_a_folder_of_somebody_else_is_not_written_over(folder: Path) -> None:
+def test_what_lies_there_is_not_written_over(folder: Path, tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file("/bucket/there/thesis.txt", b"of years")
     found = ended(folder, "memory://bucket/there")
     assert len(found.missing) == 5
     assert found.reason == "it already contains 1 file; give another URL, or remove them"
     assert copied("memory://bucket/there") == {"thesis.txt": b"of years"}
-
-
-def test_a_folder_where_a_file_belongs_is_named_and_nothing_is_left_there(folder: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    (there / "losses.csv" / "inner").mkdir(parents=True)
+    (there / "losses.csv" / "inner").mkdir(parents=True)  # a folder where a file belongs
     found = ended(folder, f"file://{there}")
     assert found.missing == ("losses.csv",)
     assert f"{there}/losses.csv" in found.reason
@@ -339,8 +303,7 @@ def test_a_place_is_tried_before_anything_is_trained_and_left_as_it_was(folder: 
 
 def test_where_nothing_can_be_written_no_training_begins(tmp_path: Path) -> None:
     """The scenario's key as the option, with one clear line and nothing left behind."""
-    corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
-    (tmp_path / "small.yaml").write_text(SCENARIO.format(corpus=corpus))
+    scenario, out = written(tmp_path), tmp_path / "out"
     (tmp_path / "taken").write_text("a file")
     with fsspec.filesystem("flaky").open("flaky://bucket/other/study.json", "wb") as file:
         file.write(b'{"id": "another"}')
@@ -352,10 +315,8 @@ def test_where_nothing_can_be_written_no_training_begins(tmp_path: Path) -> None
         "nosuch://there": "upload: nosuch://: ",
     }.items():
         for words in (["--upload", url], ["--set", f"upload={url}"]):
-            out = tmp_path / "out"
-            done = harness("train", str(tmp_path / "small.yaml"), "--out", str(out), "--steps", "12", *words)
-            assert done.returncode == 2, done.stderr
-            assert done.stderr.count("\n") == 1
+            done = harness("train", scenario, "--out", str(out), "--steps", "12", *words)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
             assert message in done.stderr
             assert not out.exists()
 
@@ -368,13 +329,16 @@ def test_a_place_that_does_not_answer_is_known_in_time(folder: Path, monkeypatch
     answered.set()
 
 
-def trained(tmp_path: Path, url: str, *words: str, **environment: str) -> Path:
-    """Train a few steps with an upload, in this process; the folder."""
+def written(tmp_path: Path) -> str:
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts())
     (tmp_path / "small.yaml").write_text(SCENARIO.format(corpus=corpus))
+    return str(tmp_path / "small.yaml")
+
+
+def trained(tmp_path: Path, url: str) -> Path:
+    """Train a few steps with an upload, in this process; the folder."""
     out = tmp_path / "out"
-    words = ("train", str(tmp_path / "small.yaml"), "--out", str(out), "--upload", url, "--steps", "12", *words)
-    done = harness(*words, **environment)
+    done = harness("train", written(tmp_path), "--out", str(out), "--upload", url, "--steps", "12")
     assert done.returncode == 0, done.stderr
     assert f"uploaded: {url} (" in done.stdout
     return out
@@ -401,16 +365,12 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_s3_takes_it_all_and_trains_again_on_what_lies_there(tmp_path: Path, s3: str) -> None:
     import pyarrow.fs as fs
 
-    server = filesystem(s3)
+    server, root = filesystem(s3), "trainings/small/run"
     server.create_dir("trainings")
-    out = trained(tmp_path, "s3://trainings/small/run")
-    below = server.get_file_info(fs.FileSelector("trainings/small/run", recursive=True))
-    there = {
-        one.path.removeprefix("trainings/small/run/"): server.open_input_stream(one.path).read()
-        for one in below
-        if one.type == fs.FileType.File
-    }
-    assert there == here(out)
+    out = trained(tmp_path, f"s3://{root}")
+    below = server.get_file_info(fs.FileSelector(root, recursive=True))
+    files = [one.path for one in below if one.type == fs.FileType.File]
+    assert {path.removeprefix(f"{root}/"): server.open_input_stream(path).read() for path in files} == here(out)
     lost = harness("upload", str(out), "s3://no-such-bucket/run")
     assert lost.returncode == 1
     assert "not uploaded (" in lost.stderr

@@ -91,7 +91,8 @@ def check_as_a_run(found: StudyData) -> None:
     check_unchanged(CONFIG, prepare(CONFIG.data, files=files["data.source"]), model, message)
 
 
-def test_a_run_finds_what_the_study_was_begun_with(prepared: StudyData) -> None:
+def test_a_run_finds_what_the_study_was_begun_with(tmp_path: Path, prepared: StudyData) -> None:
+    (tmp_path / "own_other.py").write_text("more = 1\n")  # which was not imported
     check_as_a_run(prepared)
     assert set(prepared.fingerprints) == {"code of data.source own_made:data", "code of model.factory own_made:model"}
 
@@ -115,8 +116,3 @@ def test_a_changed_factory_fails_the_run_too(prepared: StudyData) -> None:
         check_unchanged(CONFIG, data, "another", message)
     del message["model"]  # of a launcher that does not say
     check_unchanged(CONFIG, data, "another", message)
-
-
-def test_what_is_in_another_file_alone_changes_nothing(tmp_path: Path, prepared: StudyData) -> None:
-    (tmp_path / "own_other.py").write_text("more = 1\n")
-    check_as_a_run(prepared)

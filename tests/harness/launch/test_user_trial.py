@@ -28,19 +28,21 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return lambda code: monkeypatch.setattr(preparation, "TRIAL", ("-c", code))
 
 
-@pytest.mark.parametrize("session", [False, True])
-def test_a_helper_that_the_source_starts_is_not_waited_for_and_ends_with_the_trial(
-    tmp_path: Path, trial: Callable[[str], None], session: bool
+def test_helpers_that_the_source_starts_are_not_waited_for_and_end_with_the_trial(
+    tmp_path: Path, trial: Callable[[str], None]
 ) -> None:
-    pid = tmp_path / "pid"
+    """Also one in a session of its own."""
+    pids = tmp_path / "pids"
     trial(
-        f"import pathlib, subprocess; helper = subprocess.Popen(['sleep', '900'], start_new_session={session});"
-        f"pathlib.Path({str(pid)!r}).write_text(str(helper.pid)); print({json.dumps(FOUND)!r})"
+        "import pathlib, subprocess\n"
+        "helpers = [subprocess.Popen(['sleep', '900'], start_new_session=session) for session in (False, True)]\n"
+        f"pathlib.Path({str(pids)!r}).write_text(' '.join(str(helper.pid) for helper in helpers))\n"
+        f"print({json.dumps(FOUND)!r})"
     )
     begun = time.monotonic()
     assert preparation._try(DATA, 600) == FOUND
-    assert time.monotonic() - begun < 300  # The helper sleeps three times as long.
-    wait_for(lambda: not alive(int(pid.read_text())))
+    assert time.monotonic() - begun < 300  # The helpers sleep three times as long.
+    wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_a_thread_that_tokenizes_is_noted_once(
@@ -62,9 +64,9 @@ def test_a_thread_that_tokenizes_is_noted_once(
 def test_one_that_hangs_is_named_with_its_state_the_likely_cause_and_the_limit(trial: Callable[[str], None]) -> None:
     trial("import time; time.sleep(900)")
     with pytest.raises(InputError) as error:
-        preparation._try(DATA, 8)
+        preparation._try(DATA, 3)
     found = re.fullmatch(
-        r"data\.source: own_items:make returned no batch within 8 s \(limits\.start_s\): process (\d+) \(main\) is "
+        r"data\.source: own_items:make returned no batch within 3 s \(limits\.start_s\): process (\d+) \(main\) is "
         r"sleeping in clock_nanosleep; likely cause: it waits for an event that does not happen; fix: .*; raise "
         r"limits\.start_s if it is only slow",
         str(error.value),

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -18,6 +18,7 @@ from harness.study.contract import Columns
 from trainer import telemetry
 
 CALLS: list[str] = []
+NOTED = ("begin_repetition", "begin_steps", "end_repetition", "wait", "close")
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,10 @@ class Noted(Probe):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def _note(self, call: str) -> None:
-        CALLS.append(f"{self._name}.{call}")
+    def __getattribute__(self, name: str) -> Any:
+        if name in NOTED:
+            return lambda: CALLS.append(f"{self._name}.{name}")
+        return super().__getattribute__(name)
 
     @classmethod
     def attach(cls, settings: NotedSettings, folder: Path) -> Self:  # noqa: ARG003
@@ -45,23 +48,8 @@ class Noted(Probe):
     def attach_in_worker(cls, settings: NotedSettings, folder: Path, worker_id: int, *, windows: bool) -> None:  # noqa: ARG003
         CALLS.append(f"{settings.name} in worker {worker_id}, windows {windows}")
 
-    def begin_repetition(self) -> None:
-        self._note("begin_repetition")
-
-    def begin_steps(self) -> None:
-        self._note("begin_steps")
-
-    def end_repetition(self) -> None:
-        self._note("end_repetition")
-
-    def wait(self) -> None:
-        self._note("wait")
-
     def run_window(self, next_step: Callable[[], int], recorder: telemetry.Recorder) -> None:
-        self._note(f"run_window from step {next_step()}")
-
-    def close(self) -> None:
-        self._note("close")
+        CALLS.append(f"{self._name}.run_window from step {next_step()}")
 
     def tables(self) -> Mapping[str, Columns]:
         return {"samples": {"t_ns": [1], "source": [self._name]}}
@@ -89,12 +77,8 @@ NAMES = ("steady", "first", "second")
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = f"{__name__}:Noted"
-    listed = (
-        ProbeKind("steady", noted, disturbs=False),
-        ProbeKind("first", noted, disturbs=True),
-        ProbeKind("second", noted, disturbs=True),
-        ProbeKind("plain", f"{__name__}:Plain", disturbs=False),
-    )
+    listed = [ProbeKind(name, noted, disturbs=name != "steady") for name in NAMES]
+    listed.append(ProbeKind("plain", f"{__name__}:Plain", disturbs=False))
     monkeypatch.setattr(harness.probes.probe, "PROBES", listed)
     CALLS.clear()
 
@@ -108,26 +92,18 @@ def probe_set(*names: str, windows: bool = False) -> ProbeSet:
 
 def test_without_windows_every_probe_runs_beside_repetitions_and_the_last_begun_ends_first() -> None:
     probes = probe_set("steady", "first")
-    probes.begin_repetition()
-    probes.begin_steps()
-    probes.end_repetition()
-    probes.wait()
-    probes.close()
-    methods = ("begin_repetition", "begin_steps", "end_repetition", "wait", "close")
+    for method in NOTED:
+        getattr(probes, method)()
     order = {"end_repetition": ("first", "steady")}
-    assert [f"{name}.{method}" for method in methods for name in order.get(method, ("steady", "first"))] == CALLS
+    assert [f"{name}.{method}" for method in NOTED for name in order.get(method, ("steady", "first"))] == CALLS
 
 
 def test_with_windows_those_that_disturb_have_theirs_one_after_the_other_while_the_others_record() -> None:
     probes = probe_set(*NAMES, windows=True)
     numbers = iter(range(7, 9))
     probes.run_windows(lambda: next(numbers), recorder=None)  # type: ignore[arg-type]
-    assert CALLS == [
-        "steady.begin_steps",
-        "first.run_window from step 7",
-        "second.run_window from step 8",
-        "steady.end_repetition",
-    ]
+    windows = ["first.run_window from step 7", "second.run_window from step 8"]
+    assert ["steady.begin_steps", *windows, "steady.end_repetition"] == CALLS
     CALLS.clear()
     probes.begin_repetition()
     assert CALLS == ["steady.begin_repetition"]
@@ -148,8 +124,8 @@ def test_samples_are_those_of_all_probes() -> None:
 
 def test_a_probe_need_not_override_what_it_has_no_use_for(tmp_path: Path) -> None:
     probes = ProbeSet(RunProbes.from_json({"ledger": True, "windows": False, "plain": {}}), tmp_path)
-    for call in (probes.begin_repetition, probes.begin_steps, probes.end_repetition, probes.wait, probes.close):
-        call()
+    for method in NOTED:
+        getattr(probes, method)()
     assert probes.samples() == {}
     assert probes.report() == {"problems": [], "failed": []}
 

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.probes.machine_load import device_health, host_load
-from harness.probes.nvml.collector import visible
+from harness.probes.nvml.collector import open_nvml, visible
 from harness.probes.nvml.metrics import is_sibling
-from harness.probes.sampler.messages import SamplerSettings
+from harness.probes.sampler.messages import SamplerSettings, SampleSeries
 from harness.probes.sampler.sampler import Sampler
 from harness.show.machine import section
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
@@ -32,7 +32,7 @@ from trainer.inject import spend
 pytestmark = pytest.mark.slow
 
 STUB = Path(__file__).with_name("nvml_stub.c")
-BUSY_MS = 250.0
+LASTING_MS = 180.0  # longer than the card's refresh time
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 GAUGES = {
     "power_w": 300.0,
@@ -88,14 +88,14 @@ def stub(driver, monkeypatch):
 
 
 def sample(
-    nvml: object = "auto", repetitions: int = 1, host: bool = False, repetition_ms: float = BUSY_MS, timeout_s: int = 9
+    nvml: object = "auto", repetitions: int = 1, host: bool = False, spent_ms: float = LASTING_MS, how: str = "sleep"
 ) -> Sampler:
-    """Of repetitions that spend so much CPU time, however long that takes beside others."""
-    settings = SamplerSettings(host=host, nvml=nvml, rate_hz=50, timeout_s=timeout_s)
+    """Of repetitions that sleep, or spend CPU time, for so long, however long that takes beside others."""
+    settings = SamplerSettings(host=host, nvml=nvml, rate_hz=50, timeout_s=2 if host else 9)
     sampler = Sampler(settings, lambda: {os.getpid(): "main"})
     for _ in range(repetitions):
         sampler.begin_steps()
-        spend(repetition_ms, "busy")
+        spend(spent_ms, how)
         sampler.end_repetition()
         sampler.wait()
     sampler.close()
@@ -111,25 +111,41 @@ def by_metric(sampler: Sampler, source: str = "nvml:0") -> dict[str, list[float]
     return dict(found)
 
 
-def test_every_metric_of_a_card_with_gpm(stub) -> None:
+def run_of(sampler: Sampler) -> dict[str, list[RunData]]:
+    samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
+    reported = ProbesRecord(taken_samples=sampler.taken, missed_samples=sampler.missed)
+    return {"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples, reported)]}
+
+
+def test_every_metric_of_a_card_with_gpm_and_in_the_report_under_its_name(stub) -> None:
     stub()
-    sampler = sample()
+    sampler = sample(repetitions=2, host=True, how="busy")
     found = by_metric(sampler)
+    energy = found.pop("energy_j")
     assert {metric: set(found.pop(metric)) for metric in GAUGES} == {name: {value} for name, value in GAUGES.items()}
     assert {metric: set(found.pop(metric)) for metric in BY_GPM} == {name: {value} for name, value in BY_GPM.items()}
     assert set(found.pop("other_processes")) == {1.0}  # process 1; this one is the run's own
     assert set(found.pop("other_memory_bytes")) == {2e9}
-    assert set(found.pop("energy_j")) == {1.0}  # the stub's counter: a joule a call
     assert not found
+    # A joule for each call of the stub: the first call of each repetition counts for nothing.
+    assert sum(energy) == len(energy) == sampler.taken["nvml"] > 2
     assert sampler.problems == ["nvml:0 (Stub A): no C2C traffic sent, C2C traffic received: Not Supported"]
-    assert sampler.taken["nvml"] > 1
 
-
-def test_what_the_card_used_between_repetitions_is_not_the_run_s(stub) -> None:
-    stub()
-    sampler = sample(repetitions=3)
-    energy = by_metric(sampler)["energy_j"]
-    assert sum(energy) == len(energy) == sampler.taken["nvml"]  # the first call of each repetition counts for nothing
+    runs = run_of(sampler)
+    (load,), (card,) = host_load(runs), device_health(runs)
+    main = next(role for role in load.roles if role.role == "main")
+    assert all(value is not None for value in vars(main).values())
+    assert sum(by_metric(sampler, "host:main")["cpu_s"]) == pytest.approx(2 * LASTING_MS / 1e3, abs=0.1)
+    assert 0 < main.cores < 1.5
+    assert load.page_cache_bytes is not None
+    assert load.taken == sampler.taken["host"]
+    unknown = {name for name, value in vars(card).items() if value is None}
+    assert unknown == {"joules_per_token", "joules_per_trained_token"}  # this run had no steps
+    assert set(card.traffic) == {"pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"}
+    assert card.throttled == {"its power limit": 1.0}
+    text = section([load], [card], sampler.problems)
+    assert "plain, device 0: throttled by its power limit in 100 % of the samples" in text
+    assert "no C2C traffic sent" in text
 
 
 def test_a_card_without_gpm_says_so_and_tells_its_traffic_otherwise(stub) -> None:
@@ -169,54 +185,47 @@ def test_a_card_that_disappears_is_reported_once_and_host_sampling_goes_on(stub)
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
-def test_a_driver_that_hangs_costs_its_own_samples_only(stub) -> None:
-    stub("hangs")
-    sampler = sample(repetitions=2, host=True, timeout_s=2)
-    (problem,) = (problem for problem in sampler.problems if "no answer" in problem)
-    assert problem == "nvml: the driver gave no answer within 2 s; its samples stop here"
-    assert by_metric(sampler)["power_w"] == [300.0, 300.0]
-    assert sampler.taken["nvml"] == 2
-    assert by_metric(sampler, "host:main")["cpu_s"]
-    assert sampler.taken["host"] > 2
-
-
-def test_a_driver_that_hangs_at_once_leaves_the_host_s_samples(stub) -> None:
-    stub("hangs_at_once")
-    sampler = sample(host=True, timeout_s=2)
-    (problem,) = sampler.problems
-    assert problem.startswith("nvml: the driver gave no answer within 2 s")
-    assert by_metric(sampler, "host:main")["cpu_s"]
-
-
-def test_what_the_bindings_cannot_read_is_reported_and_the_host_goes_on(stub) -> None:
-    stub("odd_name")
-    sampler = sample(host=True)
-    (problem,) = sampler.problems
-    assert problem.startswith("nvml: cannot be used: UnicodeDecodeError: ")
+@pytest.mark.parametrize(("case", "problem", "power_w"), [
+    ("hangs", "nvml: the driver gave no answer within 2 s; its samples stop here", [300.0, 300.0]),
+    ("hangs_at_once", "nvml: the driver gave no answer within 2 s; check nvidia-smi, or set probes.nvml: false", None),
+    ("odd_name", "nvml: cannot be used: UnicodeDecodeError: ", None),  # which the bindings cannot read
+])  # fmt: skip
+def test_a_driver_in_trouble_costs_its_own_samples_only(stub, case, problem, power_w) -> None:
+    stub(case)
+    sampler = sample(repetitions=2 if power_w else 1, host=True)
+    (found,) = (one for one in sampler.problems if "C2C" not in one)
+    assert found.startswith(problem)
+    assert by_metric(sampler).get("power_w") == power_w
     assert by_metric(sampler, "host:main")["cpu_s"]
 
 
 def test_repetitions_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
     stub()
-    sampler = sample(repetitions=3, repetition_ms=5)
     for _ in range(3):  # a neighbour that holds the core makes repetitions long enough
+        sampler = sample(repetitions=3, spent_ms=5)
         if max(sampler.samples["t_ns"]) - min(sampler.samples["t_ns"]) < 100e6:
             break
-        sampler = sample(repetitions=3, repetition_ms=5)
     reason = "no repetition lasted as long as the card's refresh time (100 ms); raise slice_steps"
     assert f"nvml:0 (Stub A): no SM, tensor and DRAM activity, link traffic (GPM): {reason}" in sampler.problems
     assert "sm_active_percent" not in by_metric(sampler)
-    assert sum(reason in problem for problem in sample(repetitions=2).problems) == 0
 
 
-def test_where_the_reasons_for_throttling_are_not_reported_no_share_of_it_is(stub) -> None:
-    stub("no_reasons")
+def test_what_one_driver_does_not_tell_is_asked_otherwise_or_left_out(stub) -> None:
+    """It refuses a question for one metric, reports no reasons for throttling, and the host's process ids."""
+    stub("old_metrics no_reasons container")
     sampler = sample()
-    samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
-    (card,) = device_health({"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples)]})
+    found = by_metric(sampler)
+    assert {metric: set(found[metric]) for metric in BY_GPM} == {name: {value} for name, value in BY_GPM.items()}
+    assert "other_processes" not in found
+    reasons = {line.rpartition(": no ")[2] for line in sampler.problems}
+    assert reasons == {
+        "throttle reasons: Not Supported",
+        "C2C traffic sent, C2C traffic received: Not Supported",
+        "other processes on the card: NVML reports process ids of the host, not of this container",
+    }
+    (card,) = device_health(run_of(sampler))
     assert card.throttled is None
     assert "0.0 %" not in section([], [card])
-    assert "nvml:0 (Stub A): no throttle reasons: Not Supported" in sampler.problems
 
 
 def test_an_older_driver_is_asked_in_the_older_way(stub, tmp_path) -> None:
@@ -231,39 +240,17 @@ def test_an_older_driver_is_asked_in_the_older_way(stub, tmp_path) -> None:
     ]
 
 
-def test_a_driver_that_refuses_a_question_for_one_metric_is_asked_one_by_one(stub) -> None:
-    stub("old_metrics")
-    sampler = sample()
-    found = by_metric(sampler)
-    assert {metric: set(found[metric]) for metric in BY_GPM} == {name: {value} for name, value in BY_GPM.items()}
-    assert sampler.problems == ["nvml:0 (Stub A): no C2C traffic sent, C2C traffic received: Not Supported"]
-
-
-def test_without_a_loaded_driver_auto_is_silent_and_true_says_so(stub) -> None:
+def test_without_a_driver_auto_is_silent_and_true_says_so(stub) -> None:
     stub("not_loaded")
     quiet, loud = sample("auto"), sample(True)
     assert (quiet.problems, quiet.taken) == ([], {})
     assert loud.problems == ["nvml: cannot be used: Driver Not Loaded"]
-
-
-def test_without_a_driver_library_auto_is_silent_and_true_says_so() -> None:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        pass
-    else:
-        pytest.skip("there is an NVIDIA driver here")
-    assert sample("auto").problems == []
-    (problem,) = sample(True).problems
-    assert problem.startswith("nvml: no NVIDIA driver here (libnvidia-ml.so.1: ")
-
-
-def test_in_a_container_whose_processes_are_the_card_s_cannot_be_told(stub) -> None:
-    stub("container")
-    sampler = sample()
-    assert "other_processes" not in by_metric(sampler)
-    reason = "NVML reports process ids of the host, not of this container"
-    assert f"nvml:0 (Stub A): no other processes on the card: {reason}" in sampler.problems
+        assert open_nvml(SampleSeries(), "auto") == (None, [])
+        (problem,) = open_nvml(SampleSeries(), True)[1]
+        assert problem.startswith("nvml: no NVIDIA driver here (libnvidia-ml.so.1: ")
 
 
 def test_the_other_arms_of_a_study_are_no_strangers_on_the_card() -> None:
@@ -288,9 +275,7 @@ def _grandchild(stack: ExitStack, command: list[str]) -> int:
     return int(process.stdout.readline())
 
 
-@pytest.mark.parametrize(
-    ("declared", "power_w"), [("1", {"nvml:0": 500.0}), ("GPU-bbbb,0", {"nvml:0": 500.0, "nvml:1": 300.0}), ("", {})]
-)
+@pytest.mark.parametrize(("declared", "power_w"), [("GPU-bbbb,0", {"nvml:0": 500.0, "nvml:1": 300.0}), ("", {})])
 def test_cards_are_those_that_cuda_sees_under_its_numbers(stub, declared, power_w) -> None:
     stub(visible=declared)
     sampler = sample(True)
@@ -309,30 +294,6 @@ def test_a_mig_slice_has_its_own_memory_and_activity_and_the_card_s_power(stub) 
     assert set(found["power_w"]) == {500.0}
     assert any("a MIG slice" in problem for problem in sampler.problems)
     assert "nvml:0 (Stub B MIG): no utilisation: Not Supported" in sampler.problems
-
-
-def test_the_report_finds_every_metric_under_its_name(stub) -> None:
-    stub()
-    sampler = sample(host=True)
-    samples = pa.table(sampler.samples, schema=arrow_schema(SAMPLE_COLUMNS))
-    reported = ProbesRecord(taken_samples=sampler.taken, missed_samples=sampler.missed)
-    runs = {"plain": [RunData(RunRecord("plain", 0, "done"), None, None, samples, reported)]}
-    (load,), (card,) = host_load(runs), device_health(runs)
-    main = next(role for role in load.roles if role.role == "main")
-    assert all(value is not None for value in vars(main).values())
-    assert sum(by_metric(sampler, "host:main")["cpu_s"]) == pytest.approx(BUSY_MS / 1e3, abs=0.1)  # with any neighbours
-    assert 0 < main.cores < 1.5
-    assert load.other_cores is not None
-    assert load.stolen_cores is not None
-    assert load.page_cache_bytes is not None
-    assert load.taken == sampler.taken["host"]
-    unknown = {name for name, value in vars(card).items() if value is None}
-    assert unknown == {"joules_per_token", "joules_per_trained_token"}  # this run had no steps
-    assert set(card.traffic) == {"pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"}
-    assert card.throttled == {"its power limit": 1.0}
-    text = section([load], [card], sampler.problems)
-    assert "plain, device 0: throttled by its power limit in 100 % of the samples" in text
-    assert "no C2C traffic sent" in text
 
 
 UUIDS = ["GPU-aaaa", "GPU-bbbb", "GPU-bbcc"]

@@ -1,6 +1,6 @@
 """A small trainer that knows where each of its moments went, run under PySpy: see test_py_spy.py.
 
-python spy_program.py FOLDER '{"workers": 2, "settings": {...}, "trouble": null}' writes into FOLDER what PySpy writes,
+python spy_program.py FOLDER '{"workers": 2, "settings": {...}, "refused": false}' writes into FOLDER what PySpy writes,
 and truth.json: its facts and problems, and the spans of its main thread and workers.
 """
 
@@ -10,7 +10,6 @@ import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,6 @@ from time import monotonic_ns
 from harness.machine.tracing import allow_tracing
 from harness.probes.ledger.recorders import BareRecorder
 from harness.probes.profilers.py_spy import PySpy, PySpySettings
-from trainer.errors import InputError
 
 TEXT = "def tokenize(text): return [token for token in text.split() if token not in stop_words]\n"
 
@@ -111,28 +109,16 @@ def main(folder, order):
     def next_step():
         nonlocal steps
         steps += 1
-        if order.get("trouble") == "killed" and steps == 1:
-            kill_py_spy()
-        if order.get("trouble") == "documents" and steps == 3:
-            raise InputError("data.corpus: it ended")
         phase("fetch", wait_for_batch)
         phase("forward", known_forward)
         phase("optimizer", known_optimizer)
         return steps
 
-    make_trouble(order.get("trouble"))
+    if order.get("refused"):
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE 0: now only CAP_SYS_PTRACE may trace this process
     spy = PySpy(PySpySettings.from_json(order["settings"]), folder)
     allow_tracing()
-    if order.get("calibrate"):
-        for _ in range(2):
-            spy.begin_repetition()
-            next_step()
-            spy.end_repetition()
-    else:
-        try:
-            spy.run_window(next_step, BareRecorder())
-        except InputError as error:
-            spy.problems.append(f"the run's own: {error}")
+    spy.run_window(next_step, BareRecorder())
     next_step()  # the run goes on
     truth = {"facts": spy.facts(), "problems": spy.problems, "spans": spans, "steps": steps, "pid": os.getpid()}
     truth["children_left"] = sorted(set(children()) - {one.pid for one in workers})
@@ -141,22 +127,8 @@ def main(folder, order):
         one.kill()
 
 
-def make_trouble(trouble):
-    if trouble == "no program":
-        sys.executable = "/nowhere/python"
-        os.environ["PATH"] = "/nowhere"
-    elif trouble == "refused":
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE 0: now only CAP_SYS_PTRACE may trace this process
-
-
 def children():
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-
-def kill_py_spy():
-    for pid in children():
-        if Path(f"/proc/{pid}/comm").read_text().strip() == "py-spy":
-            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -99,18 +99,10 @@ def test_the_window_holds_the_declared_steps_and_nothing_else(tmp_path: Path, re
     last, written_ns = recorder.rows().steps[-1], (tmp_path / "torch_profile.json.gz").stat().st_mtime_ns
     coarse_ns = 20_000_000  # of file times
     assert last.start_ns + last.wall_ns <= written_ns - facts.realtime_minus_monotonic_ns[-1] + coarse_ns
-
-
-def test_what_was_profiled_lies_in_its_steps_on_our_clock(tmp_path: Path, recorder: StepRecorder) -> None:
-    probe = TorchProfiler(settings(active=4), tmp_path)
-    probe.run_window(stepper(), recorder)
-    (table,), _ = read_profiles(tmp_path, recorded(probe).realtime_minus_monotonic_ns)
-    rows = table.to_pylist()
-    marks = sorted(
-        (row["start_ns"], row["start_ns"] + row["duration_ns"]) for row in rows if row["name"] == "phase: forward"
-    )
-    ledger = [(span.start_ns, span.end_ns) for span in recorder.rows().phases if span.name == "forward"][-4:]
-    assert len(marks) == len(ledger)
+    # What was profiled lies in its steps, on our clock.
+    forward = [row for row in table.to_pylist() if row["name"] == "phase: forward"]
+    marks = sorted((row["start_ns"], row["start_ns"] + row["duration_ns"]) for row in forward)
+    ledger = [(span.start_ns, span.end_ns) for span in recorder.rows().phases if span.name == "forward"][-3:]
     for (mark_start, mark_end), (start, end) in zip(marks, ledger, strict=True):
         assert mark_start - ALIGNED_NS < start
         assert end < mark_end + ALIGNED_NS
@@ -136,34 +128,31 @@ def test_times_agree_with_monotonic_stamps_within_50_us(tmp_path: Path) -> None:
         assert block["start_ns"] - ALIGNED_NS < stamp < block["start_ns"] + block["duration_ns"] + ALIGNED_NS
 
 
-def test_each_window_has_its_file(tmp_path: Path, recorder: StepRecorder) -> None:
-    probe = TorchProfiler(settings(repeat=3), tmp_path)
+@pytest.mark.parametrize(("first", "schedule", "windows"), [
+    (0, {"repeat": 3}, [(2, 3), (6, 7), (10, 11)]),
+    (5, {"wait": 0, "warmup": 0, "active": 1, "repeat": 2}, [(5, 5), (6, 6)]),
+])  # fmt: skip
+def test_each_window_has_its_file_and_a_second_try_leaves_nothing_of_the_first(
+    tmp_path: Path, recorder: StepRecorder, first: int, schedule: dict[str, int], windows: list[tuple[int, int]]
+) -> None:
+    for name in ("torch_profile.4.json.gz", "torch_profile.loader-3.json.gz"):
+        (tmp_path / name).write_bytes(b"old")
+    probe = TorchProfiler(settings(**schedule), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.run_window(stepper(0), recorder)
+        probe.run_window(stepper(first), recorder)
     facts = recorded(probe)
-    assert [window[2:] for window in facts.windows] == [(2, 3), (6, 7), (10, 11)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "torch_profile.2.json.gz", "torch_profile.3.json.gz", "torch_profile.json.gz",
-    ]  # fmt: skip
+    assert ([window[2:] for window in facts.windows], facts.workers) == (windows, ())
+    names = [f"torch_profile{f'.{number}' if number > 1 else ''}.json.gz" for number in range(1, len(windows) + 1)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     tables, _ = read_profiles(tmp_path, facts.realtime_minus_monotonic_ns)
-    for table, (start_ns, end_ns, _, _) in zip(tables, facts.windows, strict=True):
+    for table, (start_ns, end_ns, begin, last) in zip(tables, facts.windows, strict=True):
         mm = [row["start_ns"] for row in table.to_pylist() if row["name"] == "aten::mm"]
-        assert len(mm) == 2
+        assert len(mm) == last - begin + 1
         assert all(start_ns - ALIGNED_NS < at < end_ns + ALIGNED_NS for at in mm)
-
-
-def test_no_warmup_and_no_wait(tmp_path: Path, recorder: StepRecorder) -> None:
-    probe = TorchProfiler(settings(wait=0, warmup=0, active=1, repeat=2), tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        probe.run_window(stepper(5), recorder)
-    assert [window[2:] for window in recorded(probe).windows] == [(5, 5), (6, 6)]
-    tables, _ = read_profiles(tmp_path, recorded(probe).realtime_minus_monotonic_ns)
-    assert [names(table).count("aten::mm") for table in tables] == [1, 1]
-    report = torch_profile("text", tables, recorded(probe))
+    report = torch_profile("text", tables, facts)
     assert report is not None
-    assert (report.steps, report.problems, report.gaps) == (2, (), ())
+    assert (report.steps, report.problems, report.gaps) == (sum(b - a + 1 for a, b in windows), (), ())
 
 
 def test_what_was_asked_for_is_recorded(tmp_path: Path, recorder: StepRecorder) -> None:
@@ -176,15 +165,6 @@ def test_what_was_asked_for_is_recorded(tmp_path: Path, recorder: StepRecorder) 
     assert any(row["bytes"] == 8 * 32 * 4 for row in rows if row["name"] == "[memory]")
     assert any(row["category"] == "python_function" and "next_step" in row["name"] for row in rows)
     assert facts.flops["aten::mm"] == 2 * (2 * 8 * 32 * 32)
-
-
-def test_a_second_try_leaves_nothing_of_the_first(tmp_path: Path, recorder: StepRecorder) -> None:
-    for name in ("torch_profile.2.json.gz", "torch_profile.loader-3.json.gz"):
-        (tmp_path / name).write_bytes(b"old")
-    probe = TorchProfiler(settings(), tmp_path)
-    probe.run_window(stepper(), recorder)
-    assert recorded(probe).workers == ()
-    assert [path.name for path in tmp_path.iterdir()] == ["torch_profile.json.gz"]
 
 
 def test_recording_to_know_its_cost_leaves_no_file(tmp_path: Path) -> None:

@@ -100,22 +100,14 @@ def test_version_1_says_the_same_in_other_files_and_units(tmp_path) -> None:
     }
 
 
-def test_the_machine_s_cpu_is_all_that_was_not_idle_or_waiting(tmp_path) -> None:
+def test_the_machine_s_cpu_is_all_that_was_not_idle_or_waiting_where_it_is_told(tmp_path) -> None:
+    nothing = SystemCounters(tmp_path)
+    assert (nothing.cpu(), nothing.gauges(), nothing.counters()) == (None, {}, {})
     version_2(tmp_path)
     assert SystemCounters(tmp_path).cpu() == (pytest.approx(13.30), pytest.approx(0.30))  # ticks of 10 ms
-
-
-def test_a_machine_that_tells_nothing_gives_no_metric(tmp_path) -> None:
-    system = SystemCounters(tmp_path)
-    assert system.cpu() is None
-    assert (system.gauges(), system.counters()) == ({}, {})
-
-
-@pytest.mark.parametrize("content", ["", "cpu  1 2\n"])
-def test_a_count_that_is_cut_short_is_none(tmp_path, content) -> None:
-    version_2(tmp_path)
-    (tmp_path / "proc" / "stat").write_text(content)
-    assert SystemCounters(tmp_path).cpu() is None
+    for cut_short in ("", "cpu  1 2\n"):
+        (tmp_path / "proc" / "stat").write_text(cut_short)
+        assert SystemCounters(tmp_path).cpu() is None
 
 
 def test_throttling_during_a_repetition_is_sampled_as_what_it_grew_by(tmp_path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.probes.sampler.host import LEAST_SAMPLED_S, HostCollector
-from harness.probes.sampler.messages import SamplerSettings, SampleSeries
+from harness.probes.sampler.messages import ClosableSeries, SamplerSettings, SampleSeries, Unpacked
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.sampling import LATE_NS, Deadlines, Sampling
 from trainer.inject import spend
@@ -53,14 +53,14 @@ def test_repetitions_are_sampled_and_what_lies_between_is_not() -> None:
     sampler = Sampler(HOST, roles)
     took_s = 0.0
     for _ in range(3):
-        took_s += repetition(sampler, 100)
-        spend(100, "busy")
+        took_s += repetition(sampler, 60)
+        spend(60, "busy")
     sampler.close()
     assert sampler.problems == []
     intervals_s = values(sampler, "host", "interval_s")
     assert len(intervals_s) >= 3  # a long one has several: there is a sample each second
-    assert 0.3 <= sum(intervals_s) <= took_s
-    assert 0.1 < sum(values(sampler, "host:main", "cpu_s")) < 0.45  # of 0.6; it may get a core late on a busy machine
+    assert 0.15 <= sum(intervals_s) <= took_s
+    assert 0.06 < sum(values(sampler, "host:main", "cpu_s")) < 0.27  # of 0.36; it may get a core late on a busy machine
     assert sampler.taken["host"] >= 3
     assert sampler.samples["t_ns"] == sorted(sampler.samples["t_ns"])
     assert values(sampler, "host:sampler", "cpu_s")
@@ -70,25 +70,19 @@ def test_repetitions_are_sampled_and_what_lies_between_is_not() -> None:
 @pytest.mark.slow
 def test_whose_cpu_it_was_is_reported_once_half_a_second_of_repetitions_has_come_together() -> None:
     sampler = Sampler(HOST, roles)
+    repetition(sampler, 0)  # too short by itself
+    sampler.wait()
     spent_s = time.process_time()
     took_s = sum(repetition(sampler, 62) for _ in range(10))
     cores = (time.process_time() - spent_s) / took_s  # less than one where others take the core
     sampler.close()
     found = {metric: values(sampler, "host", metric) for metric in REPETITION_METRICS}
     assert {len(readings) for readings in found.values()} == {len(found["own_cpu_cores"])}
-    assert 1 <= len(found["own_cpu_cores"]) <= took_s / LEAST_SAMPLED_S
+    assert 1 <= len(found["own_cpu_cores"]) <= (took_s + 0.1) / LEAST_SAMPLED_S
+    assert len(values(sampler, "host", "interval_s")) >= 11
     # A reading is of some of the repetitions, of which others may take more of the core.
     assert 0.1 * cores < max(found["own_cpu_cores"]) < 1.5
     assert found["resident_bytes"][0] > 1e6
-
-
-@pytest.mark.slow
-def test_a_repetition_too_short_to_say_whose_cpu_it_was_reports_none() -> None:
-    sampler = Sampler(HOST, roles)
-    repetition(sampler, 0)
-    sampler.close()
-    assert values(sampler, "host", "own_cpu_cores") == []
-    assert len(values(sampler, "host", "interval_s")) == 1
 
 
 class Fails:
@@ -134,19 +128,14 @@ def orders(*given: dict[str, object]) -> dict[str, object]:
     return found
 
 
-def test_a_collector_that_fails_is_given_up_and_the_others_go_on() -> None:
-    repetition = [{"do": "start", "pids": {}}, {"do": "stop", "t_ns": monotonic_ns()}]
-    last = orders(*repetition, *repetition, *repetition, {"do": "close"})
+def test_a_collector_that_fails_is_given_up_and_a_late_last_reading_is_none_of_the_repetition() -> None:
+    start, stop, end = {"do": "start", "pids": {}}, {"do": "stop", "t_ns": monotonic_ns()}, {"do": "close"}
+    last = orders(*[start, stop] * 3, end)
     assert last["problems"] == ["odd: said before", "odd: ValueError: not a number; its samples stop here"]
     assert last["taken"] == {"odd": 1, "host": 3}
     assert last["missed"] == {"odd": 2, "host": 0}
-
-
-def test_a_last_reading_that_comes_late_is_none_of_the_repetition() -> None:
-    late = {"do": "stop", "t_ns": monotonic_ns() - 2 * LATE_NS}
-    last = orders({"do": "start", "pids": {}}, late, {"do": "close"})
-    assert last["taken"] == {"odd": 0, "host": 0}
-    assert last["missed"] == {"odd": 1, "host": 1}
+    last = orders(start, {"do": "stop", "t_ns": monotonic_ns() - 2 * LATE_NS}, end)
+    assert (last["taken"], last["missed"]) == ({"odd": 0, "host": 0}, {"odd": 1, "host": 1})
 
 
 @pytest.mark.slow
@@ -168,23 +157,18 @@ def test_a_sampling_process_that_is_killed_leaves_what_it_had_and_one_line() -> 
 
 
 @pytest.mark.slow
-def test_a_sampling_process_that_cannot_start_is_one_line(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    sampler = Sampler(HOST, roles)
+@pytest.mark.parametrize(("settings", "problem"), [
+    (HOST, "could not start"), (replace(HOST, rate_hz=0), "ended with status 1"),
+])  # fmt: skip
+def test_a_sampling_process_that_cannot_start_or_fails_at_once_is_one_line(monkeypatch, settings, problem) -> None:
+    if settings is HOST:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    sampler = Sampler(settings, roles)
     repetition(sampler, 0)
     sampler.close()
-    assert len(sampler.problems) == 1
-    assert "could not start" in sampler.problems[0]
+    (found,) = sampler.problems
+    assert problem in found
     assert sampler.samples["t_ns"] == []
-
-
-@pytest.mark.slow
-def test_a_sampling_process_that_fails_at_its_start_is_one_line() -> None:
-    sampler = Sampler(replace(HOST, rate_hz=0), roles)
-    repetition(sampler, 0)
-    sampler.close()
-    assert len(sampler.problems) == 1
-    assert "ended with status 1" in sampler.problems[0]
 
 
 @pytest.mark.slow
@@ -264,3 +248,21 @@ def test_a_long_order_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert len(written) > 1
     assert json.loads(b"".join(written)) == {"do": "start", "pids": list(range(3000))}
+
+
+def test_a_gate_passes_samples_on_until_it_is_shut() -> None:
+    def taken(series: SampleSeries) -> list[float]:
+        unpacked = Unpacked()
+        unpacked.add(*series.take())
+        values: list[float] = unpacked.columns()["value"]
+        return values
+
+    series = SampleSeries()
+    gate = ClosableSeries(series)
+    gate.add(1, "nvml:0", "power_w", 300.0, "W")
+    assert taken(series) == [300.0]
+    gate.add(2, "nvml:0", "power_w", 301.0, "W")
+    gate.shut()
+    gate.add(3, "nvml:0", "power_w", 302.0, "W")
+    assert taken(series) == [301.0]
+    assert taken(gate) == []
