@@ -30,60 +30,48 @@ MOST_MISTAKES = 20  # mistakes listed per file after the first
 # Each text fits one line of a terminal of 80 columns.
 GROUPS = {
     "Explain where the time goes": {
-        "exec": Command("harness.commands.exec:execute", "run any training command, and report where its time went"),
-        "watch": Command("harness.commands.watch:watch", "show where the time of a running training goes"),
-        "profile": Command("harness.commands.profile:profile", "profile a few steps of a running training"),
-        "run": Command("harness.commands.run:run", "run a scenario into a new study, or complete a study"),
-        "init": Command("harness.commands.init:init", "write a scenario for your own command, loop, data or text"),
+        "exec": Command("exec:execute", "run any training command, and report where its time went"),
+        "watch": Command("watch:watch", "show where the time of a running training goes"),
+        "profile": Command("profile:profile", "profile a few steps of a running training"),
+        "run": Command("run:run", "run a scenario into a new study, or complete a study"),
+        "init": Command("init:init", "write a scenario for your own command, loop, data or text"),
         "explain": Command(
-            "harness.commands.report:explain",
-            "print the answer of a study, or --json for a program",
-            "add_explain_arguments",
+            "report:explain", "print the answer of a study, or --json for a program", "add_explain_arguments"
         ),
-        "report": Command("harness.commands.report:report", "rebuild the report of a study from its tables"),
-        "trace": Command("harness.commands.trace:trace", "show the timeline of a study in Perfetto"),
-        "whatif": Command("harness.commands.whatif:whatif", "predict the step time under changes"),
+        "report": Command("report:report", "rebuild the report of a study from its tables"),
+        "trace": Command("trace:trace", "show the timeline of a study in Perfetto"),
+        "whatif": Command("whatif:whatif", "predict the step time under changes"),
     },
     "Guard against slowdowns": {
-        "regress": Command("harness.commands.regress:regress", "compare two states of the code, side by side"),
-        "compare": Command("harness.commands.compare:compare", "compare two studies recorded at different times"),
-        "baseline": Command(
-            "harness.commands.baseline:baseline", "keep figures in git, and check studies against them"
-        ),
+        "regress": Command("regress:regress", "compare two states of the code, side by side"),
+        "compare": Command("compare:compare", "compare two studies recorded at different times"),
+        "baseline": Command("baseline:baseline", "keep figures in git, and check studies against them"),
     },
     "Check what is there": {
-        "doctor": Command("harness.commands.doctor:doctor", "check that this machine is fit for studies, with fixes"),
-        "audit": Command("harness.commands.audit:audit", "check a published results table against itself"),
+        "doctor": Command("doctor:doctor", "check that this machine is fit for studies, with fixes"),
+        "audit": Command("audit:audit", "check a published results table against itself"),
         "list": Command(
-            "harness.commands.reference:list_shipped",
-            "list the shipped scenarios, sweeps and tables",
-            "add_list_arguments",
+            "reference:list_shipped", "list the shipped scenarios, sweeps and tables", "add_list_arguments"
         ),
-        "schema": Command(
-            "harness.commands.reference:schema", "print the JSON Schema of scenario files", "add_schema_arguments"
-        ),
+        "schema": Command("reference:schema", "print the JSON Schema of scenario files", "add_schema_arguments"),
         "completion": Command(
-            "harness.commands.reference:completion",
-            "print a script that completes these commands",
-            "add_completion_arguments",
+            "reference:completion", "print a script that completes these commands", "add_completion_arguments"
         ),
     },
     "Train a model": {
-        "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, or resume it"),
-        "sweep": Command("harness.commands.sweep:sweep", "search the best learning rate of a training"),
-        "cost": Command("harness.commands.cost:cost", "predict hours and money of a training from a few steps"),
-        "evaluate": Command("harness.commands.evaluate:evaluate", "ask a trained model multiple-choice questions"),
-        "generate": Command("harness.commands.generate:generate", "generate text with a trained model"),
-        "plot": Command("harness.commands.plot:plot", "draw losses and multiple choice of several runs"),
-        "spent": Command(
-            "harness.commands.cost:spent", "add up the time and money spent on trainings", "add_spent_arguments"
-        ),
+        "train": Command("train:train", "train one arm to its end, with checkpoints, or resume it"),
+        "sweep": Command("sweep:sweep", "search the best learning rate of a training"),
+        "cost": Command("cost:cost", "predict hours and money of a training from a few steps"),
+        "evaluate": Command("evaluate:evaluate", "ask a trained model multiple-choice questions"),
+        "generate": Command("generate:generate", "generate text with a trained model"),
+        "plot": Command("plot:plot", "draw losses and multiple choice of several runs"),
+        "spent": Command("cost:spent", "add up the time and money spent on trainings", "add_spent_arguments"),
     },
     "Data in and out": {
-        "data": Command("harness.commands.data:data", "tokenize, convert, deduplicate and verify data"),
-        "import": Command("harness.commands.import_:read", "read a model or log of another trainer"),
-        "export": Command("harness.commands.export:export", "write a trained model as a file of another trainer"),
-        "upload": Command("harness.commands.upload:upload", "copy a folder of results to a URL, or complete the copy"),
+        "data": Command("data:data", "tokenize, convert, deduplicate and verify data"),
+        "import": Command("import_:read", "read a model or log of another trainer"),
+        "export": Command("export:export", "write a trained model as a file of another trainer"),
+        "upload": Command("upload:upload", "copy a folder of results to a URL, or complete the copy"),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

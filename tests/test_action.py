@@ -147,18 +147,15 @@ def test_a_pull_request_that_slows_a_training_fails_with_a_comment(clone: Path, 
     assert commits["script@head"] == git(clone, "rev-parse", "--short=12", "HEAD").strip()
 
 
-@pytest.mark.parametrize(
-    ("status", "given", "code"),
-    [
-        ("0", {}, 0),
-        ("1", {}, 1),
-        ("2", {}, 2),
-        ("3", {}, 3),
-        ("4", {}, 0),
-        ("4", {"fail-on-undecided": "true"}, 4),
-        ("0", {"fail-on-undecided": "true"}, 0),
-    ],
-)
+@pytest.mark.parametrize(("status", "given", "code"), [
+    ("0", {}, 0),
+    ("1", {}, 1),
+    ("2", {}, 2),
+    ("3", {}, 3),
+    ("4", {}, 0),
+    ("4", {"fail-on-undecided": "true"}, 4),
+    ("0", {"fail-on-undecided": "true"}, 0),
+])  # fmt: skip
 def test_the_exit_code_of_the_check_is_that_of_the_job(
     tmp_path: Path, status: str, given: dict[str, str], code: int
 ) -> None:
@@ -166,16 +163,13 @@ def test_the_exit_code_of_the_check_is_that_of_the_job(
     assert runner.action(given, {"verdict"}).returncode == code
 
 
-@pytest.mark.parametrize(
-    ("ids", "pull_request", "given", "page", "method"),
-    [
-        ("", "7", {}, "page", "POST repos/theirs/model/issues/7/comments"),
-        ("12\n13\n", "7", {}, "page", "PATCH repos/theirs/model/issues/comments/12"),
-        ("", "7", {"comment": "false"}, "page", None),
-        ("", "", {}, "page", None),  # no pull request
-        ("", "7", {}, "", None),  # the check wrote no page
-    ],
-)
+@pytest.mark.parametrize(("ids", "pull_request", "given", "page", "method"), [
+    ("", "7", {}, "page", "POST repos/theirs/model/issues/7/comments"),
+    ("12\n13\n", "7", {}, "page", "PATCH repos/theirs/model/issues/comments/12"),
+    ("", "7", {"comment": "false"}, "page", None),
+    ("", "", {}, "page", None),  # no pull request
+    ("", "7", {}, "", None),  # the check wrote no page
+])  # fmt: skip
 def test_a_pull_request_has_one_comment(
     tmp_path: Path, ids: str, pull_request: str, given: dict[str, str], page: str, method: str | None
 ) -> None:

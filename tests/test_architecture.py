@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 
 import pytest
 
-from tests.sources import MODULES, ROOT, nodes, trees
+from tests.sources import (
+    FIELDS_MAX,
+    FUNCTION_LINES_MAX,
+    MODULES,
+    ROOT,
+    graph,
+    imports,
+    name_of,
+    nodes,
+    reached,
+    room_of,
+    sizes,
+    trees,
+)
 
 # A room may import the rooms below its own layer, never one of its own layer or above.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -29,43 +41,10 @@ LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 TRAINER_ROOMS = {"compute", "devices", "data"}
 MOST_ROOMS = 17
 REACHED_BY_PAGE_MAX = 90  # modules that building a page can import
-# Rooms whose functions and classes are held small. A longer one is two things.
+# Rooms whose functions and classes are held small.
 SMALL_ROOMS = ("attach", "launch")
-FUNCTION_LINES_MAX, PARAMETERS_MAX, FIELDS_MAX = 60, 7, 20
+PARAMETERS_MAX = 7
 CLOCKS_AND_FILES = {"time", "datetime", "os", "pathlib", "io", "subprocess", "socket", "shutil", "tempfile"}
-
-
-def imports(module: str, *, types: bool = True) -> set[str]:
-    """Modules of this project that the module imports, wherever in it, and names of others as they are written.
-
-    ``types``: also those that only a type checker imports.
-    """
-    found = set()
-    for node in set(nodes(module)) - (set() if types else _for_types(module)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            raise AssertionError(f"{module}:{node.lineno}: a relative import hides its arrow: write it in full")
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in names}
-    return found
-
-
-def _for_types(module: str) -> set[ast.AST]:
-    """Nodes under ``if TYPE_CHECKING``."""
-    checks = (node for node in nodes(module) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    return {node for check in checks for one in check.body for node in ast.walk(one)}
-
-
-@cache
-def graph() -> dict[str, set[str]]:
-    return {name: {one for one in imports(name) if one in MODULES and one != name} for name in MODULES}
-
-
-def room_of(module: str) -> str:
-    top, _, rest = module.partition(".")
-    return "trainer" if top == "trainer" else rest.partition(".")[0] or "cli"
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -148,13 +127,7 @@ def test_explain_and_judge_touch_no_clock_and_no_file() -> None:
 
 
 def test_the_page_builder_reaches_neither_launcher_nor_the_trainers_data() -> None:
-    """Imports inside functions count; what only a type checker imports does not."""
-    found, waiting = set[str](), ["harness.show.build"]
-    while waiting:
-        module = waiting.pop()
-        if module not in found:
-            found.add(module)
-            waiting += [one for one in imports(module, types=False) if one in MODULES]
+    found = reached("harness.show.build")
     below = ("harness.launch", "harness.attach", "harness.machine.gpu", "trainer.data", "trainer.model")
     assert not {module for module in found if module.startswith(below)}
     assert len(found) <= REACHED_BY_PAGE_MAX
@@ -174,24 +147,11 @@ def written(module: str) -> set[str]:
 
 def too_large(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield functions and classes that are larger than the limits, with their sizes."""
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-            parameters = len([name for name in given if name not in ("self", "cls")])
-            if lines > FUNCTION_LINES_MAX or parameters > PARAMETERS_MAX:
-                yield f"{node.name}: {lines} lines, {parameters} parameters"
-        elif isinstance(node, ast.ClassDef) and len(fields := fields_of(node)) > FIELDS_MAX:
-            yield f"{node.name}: {len(fields)} fields"
-
-
-def fields_of(node: ast.ClassDef) -> set[str]:
-    """Fields that a class declares, or that its methods set on ``self``."""
-    fields = {name_of(one.target) for one in node.body if isinstance(one, ast.AnnAssign)}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and name_of(one.value) == "self":
-            fields.add(one.attr)
-    return fields
+    for size in sizes(nodes):
+        if size.lines > FUNCTION_LINES_MAX or size.parameters > PARAMETERS_MAX:
+            yield f"{size.name}: {size.lines} lines, {size.parameters} parameters"
+        elif size.fields > FIELDS_MAX:
+            yield f"{size.name}: {size.fields} fields"
 
 
 def test_functions_and_classes_are_small() -> None:
@@ -200,20 +160,15 @@ def test_functions_and_classes_are_small() -> None:
             assert not list(too_large(nodes(name))), name
 
 
-@pytest.mark.parametrize(
-    ("source", "sizes"),
-    [
-        ("def f(self, a, b, c, d, *, e, g, h): ...", []),
-        ("def f(a, b, c, d, *, e, g, h, i): ...", ["f: 1 lines, 8 parameters"]),
-        ("def f():\n" + "    pass\n" * 59, []),
-        ("def f():\n" + "    pass\n" * 60, ["f: 61 lines, 0 parameters"]),
-        ("class C:\n" + "".join(f"    a{n}: int\n" for n in range(20)), []),
-        (
-            "class C:\n    a: int\n    def f(self):\n" + "".join(f"        self.b{n}, x = 1, 2\n" for n in range(20)),
-            ["C: 21 fields"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("source", "sizes"), [
+    ("def f(self, a, b, c, d, *, e, g, h): ...", []),
+    ("def f(a, b, c, d, *, e, g, h, i): ...", ["f: 1 lines, 8 parameters"]),
+    ("def f():\n" + "    pass\n" * 59, []),
+    ("def f():\n" + "    pass\n" * 60, ["f: 61 lines, 0 parameters"]),
+    ("class C:\n" + "".join(f"    a{n}: int\n" for n in range(20)), []),
+    ("class C:\n    a: int\n    def f(self):\n" + "".join(f"        self.b{n}, x = 1, 2\n" for n in range(20)),
+     ["C: 21 fields"]),
+])  # fmt: skip
 def test_a_large_function_or_class_is_found(source: str, sizes: list[str]) -> None:
     assert list(too_large(ast.walk(ast.parse(source)))) == sizes
 
@@ -302,10 +257,6 @@ def holds_any(annotation: ast.AST, aliases: set[str]) -> bool:
     return False
 
 
-def name_of(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
 def any_aliases(tree: ast.Module) -> set[str]:
     """Names that a module gives to a type with ``dict[str, Any]`` in it."""
     found: set[str] = set()
@@ -353,32 +304,26 @@ def test_no_dict_of_any_travels_between_rooms() -> None:
     assert found == set(ANY_ALLOWED)
 
 
-@pytest.mark.parametrize(
-    ("source", "place"),
-    [
-        ("def found() -> dict[str, Any]: ...", "found"),
-        ("def found(given: list[Mapping[str, Any]] | None = None): ...", "found"),
-        ("def found(*, given: 'typing.Dict[str, typing.Any]'): ...", "found"),
-        ("@dataclass\nclass Found:\n    facts: dict[str, Any] = field(default_factory=dict)", "Found.facts"),
-        ("class Found:\n    def made(self, **more: dict[str, Any]): ...", "Found.made"),
-        ("class Found:\n    def __init__(self, given: dict[str, Any]): ...", "Found.__init__"),
-        ("Row = dict[str, Any]\ndef found() -> list[Row]: ...", "found"),
-        ("from other import Row\ndef found() -> Row: ...", "found"),
-    ],
-)
+@pytest.mark.parametrize(("source", "place"), [
+    ("def found() -> dict[str, Any]: ...", "found"),
+    ("def found(given: list[Mapping[str, Any]] | None = None): ...", "found"),
+    ("def found(*, given: 'typing.Dict[str, typing.Any]'): ...", "found"),
+    ("@dataclass\nclass Found:\n    facts: dict[str, Any] = field(default_factory=dict)", "Found.facts"),
+    ("class Found:\n    def made(self, **more: dict[str, Any]): ...", "Found.made"),
+    ("class Found:\n    def __init__(self, given: dict[str, Any]): ...", "Found.__init__"),
+    ("Row = dict[str, Any]\ndef found() -> list[Row]: ...", "found"),
+    ("from other import Row\ndef found() -> Row: ...", "found"),
+])  # fmt: skip
 def test_a_dict_of_any_is_found_wherever_it_stands(source: str, place: str) -> None:
     others = {"other": ast.parse("Row: TypeAlias = dict[str, Any]")}
     assert untyped({**others, "here": ast.parse(source)}) == {f"here.{place}"}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def found() -> dict[str, int]: ...",
-        "def _own() -> dict[str, Any]: ...",
-        "def found():\n    own: dict[str, Any] = {}",
-        "def found(given: JsonObject) -> dict[str, list[Any]]: ...",  # tables of the results contract
-    ],
-)
+@pytest.mark.parametrize("source", [
+    "def found() -> dict[str, int]: ...",
+    "def _own() -> dict[str, Any]: ...",
+    "def found():\n    own: dict[str, Any] = {}",
+    "def found(given: JsonObject) -> dict[str, list[Any]]: ...",  # tables of the results contract
+])  # fmt: skip
 def test_what_stays_inside_or_has_a_type_is_left_alone(source: str) -> None:
     assert untyped({"here": ast.parse(source)}) == set()

@@ -46,16 +46,13 @@ sys.exit(parts.main([]))
 """
 
 
-@pytest.mark.parametrize(
-    ("guard", "blocks", "lint", "tests", "code", "line"),
-    [
-        (0, "4", 0, 0, 0, "guard: 4 blocks in 1m, exit code 0"),
-        (0, "4", 1, 0, 1, "the linters failed: see above"),
-        (0, "4", 0, 2, 2, "lint ran"),
-        (3, "4", 0, 0, 3, "guard: 4 blocks in 1m, exit code 3"),
-        (2, "", 0, 0, 0, "guard: NOTHING DECIDED (exit code 2)"),  # on a fresh clone there is no results/guard
-    ],
-)
+@pytest.mark.parametrize(("guard", "blocks", "lint", "tests", "code", "line"), [
+    (0, "4", 0, 0, 0, "guard: 4 blocks in 1m, exit code 0"),
+    (0, "4", 1, 0, 1, "the linters failed: see above"),
+    (0, "4", 0, 2, 2, "lint ran"),
+    (3, "4", 0, 0, 3, "guard: 4 blocks in 1m, exit code 3"),
+    (2, "", 0, 0, 0, "guard: NOTHING DECIDED (exit code 2)"),  # on a fresh clone there is no results/guard
+])  # fmt: skip
 def test_what_fails_fails_the_build_and_a_guard_that_cannot_decide_does_not(
     tmp_path: Path, guard: int, blocks: str, lint: int, tests: int, code: int, line: str
 ) -> None:
@@ -76,6 +73,7 @@ def test_what_fails_fails_the_build_and_a_guard_that_cannot_decide_does_not(
     assert ("tests ran" in done.stdout) == (guard != 3)
 
 
+@pytest.mark.nightly
 def test_no_part_goes_on_when_the_tests_are_interrupted(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()

@@ -97,17 +97,14 @@ def test_a_command_that_prose_names_exists(document: Path) -> None:
     assert set(IN_PROSE.findall(document.read_text(encoding="utf-8"))) <= set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "harness rnu quickstart",
-        "harness run quickstart --no-such-option",
-        "harness run quickstart --interleave sometimes",
-        "harness data frobnicate",
-        "harness run quickstart --set data.no_such_key=1",
-        "harness run quickstart --arm no-such-arm",
-    ],
-)
+@pytest.mark.parametrize("command", [
+    "harness rnu quickstart",
+    "harness run quickstart --no-such-option",
+    "harness run quickstart --interleave sometimes",
+    "harness data frobnicate",
+    "harness run quickstart --set data.no_such_key=1",
+    "harness run quickstart --arm no-such-arm",
+])  # fmt: skip
 def test_a_wrong_command_is_found(command: str) -> None:
     (words,) = split(command)
     with pytest.raises((InputError, SystemExit)):

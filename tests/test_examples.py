@@ -14,18 +14,19 @@ from pathlib import Path
 import pytest
 
 from harness.study.store import StudyFolder
+from tests import warm
 from tests.commands import ROOT, harness, harness_and_program
 
 EXAMPLES = ROOT / "examples"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+def python(folder: Path, *words: str) -> str:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with warm.Popen([sys.executable, *words], cwd=folder, env=ENVIRONMENT, text=True, **streams) as process:
+        out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return out
 
 
 def steps_in(out: Path) -> int:
@@ -59,10 +60,11 @@ def test_a_loop_under_exec(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_dataset_of_ones_own_in_a_scenario(tmp_path: Path) -> None:
     for name in ("own_source.py", "own_source.yaml"):
         shutil.copy(EXAMPLES / name, tmp_path)
-    done = harness("run", "own_source.yaml", "--repeats", "1", "--set", "steps=6", cwd=tmp_path)
+    done = harness("run", "own_source.yaml", "--repeats", "1", "--set", "steps=4", "--set", "controls=[]", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "results" / "own-source").iterdir()
     runs = {run.record.arm: run for run in StudyFolder(path).runs()}
@@ -71,17 +73,15 @@ def test_a_dataset_of_ones_own_in_a_scenario(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "needs"),
-    [("hf_trainer.py", "accelerate"), pytest.param("lightning_module.py", "lightning", marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "needs"), [("hf_trainer.py", "accelerate"), ("lightning_module.py", "lightning")])
 def test_a_framework_with_its_callback(tmp_path: Path, name: str, needs: str) -> None:
     if find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
     done = python(tmp_path, str(EXAMPLES / name), "--steps", "40")
     assert steps_in(tmp_path / "results") == 40
     assert "Timed: fetch: DataLoader without workers; forward: " in details(tmp_path)
-    assert re.search(r"study: results/exec/\S+\n$", done.stdout)
+    assert re.search(r"study: results/exec/\S+\n$", done)
 
 
 @pytest.mark.slow
@@ -89,22 +89,12 @@ def test_a_framework_with_its_callback(tmp_path: Path, name: str, needs: str) ->
 def test_the_tracker_of_accelerate_records_the_main_process_of_several(tmp_path: Path) -> None:
     if find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
-    launch = [
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-    ]
-    words = ["-m", "accelerate.commands.launch", *launch, "--main_process_port", "0"]
+    launch = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
+    words = ["-m", "accelerate.commands.launch", *launch.split()]
     done = python(tmp_path, *words, str(EXAMPLES / "accelerate_loop.py"), "--steps", "24")
     assert steps_in(tmp_path / "results") == 24
     assert "Timed: fetch: DataLoader without workers; forward: " in details(tmp_path)
-    assert len(re.findall("study: results/exec/", done.stdout)) == 2  # the first screen's, and the script's own
+    assert len(re.findall("study: results/exec/", done)) == 2  # the first screen's, and the script's own
 
 
 @pytest.mark.slow
@@ -115,4 +105,4 @@ def test_the_notebook(tmp_path: Path) -> None:
     (tmp_path / "cells.py").write_text("\n\n".join(code))
     done = python(tmp_path, "cells.py")
     assert steps_in(tmp_path / "results") == 4096 // 32
-    assert "# exec" in done.stdout or "exec" in done.stdout.splitlines()[-1]
+    assert "# exec" in done or "exec" in done.splitlines()[-1]

@@ -23,18 +23,15 @@ def test_numbers_and_nulls_are_compared_and_text_is_not() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "kind", "code"),
-    [
-        ({"x": 1.5}, {"x": 1.5}, None, 0),
-        ({"x": 1.5}, {"x": 1.5000000000000002}, "moved", 1),
-        ({"x": 1}, {"x": 1.0}, "moved", 1),
-        ({"x": None}, {"x": 2}, "moved", 1),
-        ({"x": 0}, {"x": False}, "moved", 1),
-        ({"x": None}, {}, "gone", 1),
-        ({}, {"x": None}, "new", 0),
-    ],
-)
+@pytest.mark.parametrize(("base", "head", "kind", "code"), [
+    ({"x": 1.5}, {"x": 1.5}, None, 0),
+    ({"x": 1.5}, {"x": 1.5000000000000002}, "moved", 1),
+    ({"x": 1}, {"x": 1.0}, "moved", 1),
+    ({"x": None}, {"x": 2}, "moved", 1),
+    ({"x": 0}, {"x": False}, "moved", 1),
+    ({"x": None}, {}, "gone", 1),
+    ({}, {"x": None}, "new", 0),
+])  # fmt: skip
 def test_a_figure_moved_is_gone_or_is_new(base: figures.Figures, head: figures.Figures, kind: str, code: int) -> None:
     differences = figures.compare({"study": base}, {"study": head})
     found = {name for name in ("moved", "gone", "new") if getattr(differences, name)}

@@ -156,14 +156,11 @@ def test_the_files_that_hosts_read_are_yaml_of_their_form(name: str) -> None:
         assert content["version"] == harness.__version__
 
 
-@pytest.mark.parametrize(
-    ("html", "fetched"),
-    [
-        ('<script src="https://elsewhere.example/a.js"></script>', True),
-        ('<link rel="stylesheet" href="//elsewhere.example/a.css">', True),
-        ('<a href="https://elsewhere.example/">', False),
-        ('<script src="../assets/a.js"></script><img src="a.png">', False),
-    ],
-)
+@pytest.mark.parametrize(("html", "fetched"), [
+    ('<script src="https://elsewhere.example/a.js"></script>', True),
+    ('<link rel="stylesheet" href="//elsewhere.example/a.css">', True),
+    ('<a href="https://elsewhere.example/">', False),
+    ('<script src="../assets/a.js"></script><img src="a.png">', False),
+])  # fmt: skip
 def test_what_a_browser_fetches_is_told_from_what_a_reader_may_follow(html: str, fetched: bool) -> None:
     assert bool(FETCHED.search(html)) == fetched

@@ -21,19 +21,11 @@ PAGE = DOCS / "guides" / "corpus-to-model.md"
 FILE = re.compile(r"```(?:yaml|python)\n# (\S+)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^\| .* \| `(harness .*)` \|$", re.MULTILINE)
 SMALLER = {
-    PAGE: {
-        "--make-labelled 2000": "--make-labelled 300",
-        "--steps 200": "--steps 20",
-        "  steps: 200": "  steps: 20",
-        "steps: 60": "steps: 8",
-        "trials: 5": "trials: 4",
-        "documents: 50": "documents: 10",
-        "every_steps: 50": "every_steps: 10",
-        "every_steps: 100": "every_steps: 10",
-        "--max-tokens 24": "--max-tokens 4",
-    },
+    PAGE: {"--make-labelled 2000": "--make-labelled 300", "--steps 200": "--steps 20", "  steps: 200": "  steps: 20",
+     "steps: 60": "steps: 8", "trials: 5": "trials: 4", "documents: 50": "documents: 10",
+     "every_steps: 50": "every_steps: 10", "every_steps: 100": "every_steps: 10", "--max-tokens 24": "--max-tokens 4"},
     START: {"--steps 100": "--steps 20", "--repeats 5 --steps 40": "--repeats 1 --steps 10"},
-}
+}  # fmt: skip
 
 
 def smaller(page: Path, text: str) -> str:
@@ -47,14 +39,14 @@ def write_files(page: Path, folder: Path) -> None:
         (folder / name).write_text(smaller(page, content))
 
 
-def run(command: str, folder: Path, allowed: tuple[int, ...] = (0,)) -> str:
+def run(command: str, folder: Path) -> str:
     """Run a command of a page, and return what it printed."""
     name, *words = shlex.split(command)
     assert name == "harness"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with contextlib.chdir(folder):
         done = harness_and_program(*words, PATH=path, PYTHONPATH=str(DOCS.parent))
-    assert done.returncode in allowed, f"{command}\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
+    assert done.returncode == 0, f"{command}\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
     return done.stdout
 
 
@@ -75,12 +67,14 @@ def test_a_newcomer_gets_from_parquet_to_text(tmp_path: Path) -> None:
     assert (tmp_path / "model.bin").stat().st_size > 1024
 
 
+@pytest.mark.nightly
 def test_a_newcomer_gets_from_a_script_to_a_verdict(tmp_path: Path) -> None:
     write_files(START, tmp_path)
     study = ""
     for command in commands(START.read_text()):
-        # doctor exits with 1 where this machine fails a check.
-        printed = run(smaller(START, command), tmp_path, (0, 1) if "doctor" in command else (0,))
+        if "doctor" in command:  # tests/harness/commands/test_doctor.py runs it
+            continue
+        printed = run(smaller(START, command), tmp_path)
         last = printed.splitlines()[-1]
         study = last.removeprefix("study: ") if last.startswith("study: ") else study
     assert len(list((tmp_path / "results" / "exec").iterdir())) == 2

@@ -121,20 +121,17 @@ def test_every_allowed_name_is_still_needed() -> None:
     assert set(ALLOWED) <= {name for names in used().values() for name, _ in names}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "class TurnTotals: ...",
-        "def by_turn(): ...",
-        "total = run.turns",
-        "def f(twin_ms): ...",
-        "f(licensed=True)",
-        "said = []",
-        "one.words",
-        "class Found: ...",
-        "self._go_on()",
-    ],
-)
+@pytest.mark.parametrize("source", [
+    "class TurnTotals: ...",
+    "def by_turn(): ...",
+    "total = run.turns",
+    "def f(twin_ms): ...",
+    "f(licensed=True)",
+    "said = []",
+    "one.words",
+    "class Found: ...",
+    "self._go_on()",
+])  # fmt: skip
 def test_the_check_finds_each_kind_of_identifier(source: str) -> None:
     assert len(replaced_words(identifiers(ast.walk(ast.parse(source))), "harness/some.py")) == 1
 

@@ -31,11 +31,9 @@ def add_study(parser: argparse.ArgumentParser) -> None:
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add PID|STUDY: a program that ``harness exec`` records now."""
     parser.add_argument(
-        "target",
-        nargs="?",
-        metavar="PID|STUDY",
+        "target", nargs="?", metavar="PID|STUDY",
         help="a process of the command that `harness exec` runs, or its study folder (default: the only such command)",
-    )
+    )  # fmt: skip
 
 
 def add_port(parser: argparse.ArgumentParser, of: str) -> None:
@@ -94,13 +92,10 @@ def study_path(given: str | Path) -> Path:
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add --set, which overrides keys of a scenario, and --arm, which selects arms."""
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
+        "--set", action="append", default=[], metavar="KEY=VALUE",
         help="set a dotted key of base (data.batch_size=2) or of the scenario (seed=1; base.seed is the trainer's); "
         "VALUE is YAML; arms and matrix still override it; may be repeated",
-    )
+    )  # fmt: skip
     add_arm(parser)
 
 
@@ -115,31 +110,24 @@ def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -
     """Add --wait-until-quiet. ``goes_with``: start of its help text, such as the options that it needs."""
     parser.add_argument(
         "--wait-until-quiet", type=float, metavar="MINUTES",
-        help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores, at most "
-        "MINUTES",
+        help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores, at most " "MINUTES",
     )  # fmt: skip
 
 
 def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
     """Add --within (default ``within``), --memory-within and --startup-within: changes that count as none."""
     parser.add_argument(
-        "--within",
-        default=within,
-        metavar="SHARE",
+        "--within", default=within, metavar="SHARE",
         help="largest change of the step time that counts as the same (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--memory-within",
-        default="5%",
-        metavar="SHARE",
+        "--memory-within", default="5%", metavar="SHARE",
         help="largest change of peak memory that counts as the same, or off (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--startup-within",
-        default="20%",
-        metavar="SHARE",
+        "--startup-within", default="20%", metavar="SHARE",
         help="largest change of startup time that counts as the same, or off (default: %(default)s)",
-    )
+    )  # fmt: skip
 
 
 def add_undecided(parser: argparse.ArgumentParser) -> None:
@@ -161,9 +149,8 @@ def add_comparing(parser: argparse.ArgumentParser) -> None:
 
 
 def name_file(given: str) -> None:
-    """Print on stderr that ``given`` (mine) is the file mine.yaml of the current folder, if that file is used.
-
-    Prints nothing for a path or a shipped scenario. Raises InputError for a plain name without a file.
+    """Print on stderr that ``given`` (mine) is the file mine.yaml of the current folder, if that file is used. Prints
+    nothing for a path or a shipped scenario. Raises InputError for a plain name without a file.
     """
     from harness.scenario.load import SCENARIOS, find_file
 

@@ -17,9 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Check a published results table and print the findings, as a page or (--json) as JSON.
-
-    Returns 0 whatever it finds.
+    """Check a published results table and print the findings, as a page or (--json) as JSON. Returns 0 whatever it
+    finds.
     """
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published

@@ -53,10 +53,9 @@ def limit_asked(text: str | None, scenario: Scenario) -> SpendingLimit | None:
 def study_allowance(
     plan: Plan, limit: SpendingLimit, out: Path, command: Sequence[str], source: str, force: bool
 ) -> Allowance:
-    """Measure a few steps of every arm, and return the study's budget with its predicted cost.
-
-    ``out``: folder of studies. ``force``: True to start even if memory may not suffice. Raises InputError if the study
-    is expected to exceed the budget.
+    """Measure a few steps of every arm, and return the study's budget with its predicted cost. ``out``: folder of
+    studies. ``force``: True to start even if memory may not suffice. Raises InputError if the study is expected to
+    exceed the budget.
     """
     from harness.launch.budget import Allowance
 
@@ -66,10 +65,8 @@ def study_allowance(
 
 
 def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
-    """Return the rest of the budget of the study in ``folder``; None if it has no budget.
-
-    ``text``: option with another budget for the whole study; None keeps the old one. Raises InputError if the rest is
-    expected not to suffice.
+    """Return the rest of the budget of the study in ``folder``; None if it has no budget. ``text``: option with another
+    budget for the whole study; None keeps the old one. Raises InputError if the rest is expected not to suffice.
     """
     from harness.launch.budget import Allowance, read_cost
     from harness.study.store import StudyFolder
@@ -94,10 +91,9 @@ def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
 def training_allowance(
     plan: Plan, out: Path, command: Sequence[str], source: str, begun_s: float
 ) -> Callable[[TrainerConfig, Goal], Allowance | None]:
-    """Return a function that makes the budget of a training, once its configuration and goal are known.
-
-    That function returns None without a budget, and raises InputError if the cost is expected to exceed it.
-    ``begun_s``: start of the command, by :func:`time.monotonic`.
+    """Return a function that makes the budget of a training, once its configuration and goal are known. That function
+    returns None without a budget, and raises InputError if the cost is expected to exceed it. ``begun_s``: start of the
+    command, by :func:`time.monotonic`.
     """
 
     def allowed(config: TrainerConfig, goal: Goal) -> Allowance | None:
@@ -152,12 +148,11 @@ def _predicted(
     spent_s: float = 0.0,
     force: bool = False,
 ) -> PredictedCost:
-    """Measure a few steps of every arm in a temporary folder beside ``near``, and return the predicted cost.
-
-    ``of``: what is predicted. ``steps``: length of a training. ``source``: path of the scenario file. ``force``: True
-    to measure even if memory may not suffice. ``launcher_s``: seconds that the command has taken until now.
-    ``spent_s``: seconds that earlier parts took. Raises InputError if the measurement exceeds the limit or fails, or a
-    limit in dollars has no price.
+    """Measure a few steps of every arm in a temporary folder beside ``near``, and return the predicted cost. ``of``:
+    what is predicted. ``steps``: length of a training. ``source``: path of the scenario file. ``force``: True to
+    measure even if memory may not suffice. ``launcher_s``: seconds that the command has taken until now. ``spent_s``:
+    seconds that earlier parts took. Raises InputError if the measurement exceeds the limit or fails, or a limit in
+    dollars has no price.
     """
     from harness.judge.cost import PredictedCost
     from harness.launch.budget import prices_of
@@ -207,9 +202,8 @@ def _predicted(
 
 
 def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
-    """Raise InputError if ``limit`` is in dollars but the price of the devices is unknown.
-
-    ``option``: name of the option that set the limit of a resumed study, for the message; else None.
+    """Raise InputError if ``limit`` is in dollars but the price of the devices is unknown. ``option``: name of the
+    option that set the limit of a resumed study, for the message; else None.
     """
     if limit is not None and limit.usd is not None and found.per_hour_usd is None:
         if option is not None:
@@ -239,9 +233,8 @@ def _check(predicted: PredictedCost, done: float = 0.0) -> None:
 
 
 def stopped_line(folder: Path, cut: str | None) -> str:
-    """Return the message after a stop at the budget, with the command to continue.
-
-    ``cut``: None for a training; any text for a study.
+    """Return the message after a stop at the budget, with the command to continue. ``cut``: None for a training; any
+    text for a study.
     """
     from harness.launch.budget import read_cost
     from harness.show.cost import outcome
@@ -260,9 +253,8 @@ def stopped_line(folder: Path, cut: str | None) -> str:
 
 
 def say_cost(folder: Path) -> None:
-    """Print the predicted and the actual cost of the study or training in ``folder``.
-
-    Prints nothing if it had no budget, or if the budget stopped it.
+    """Print the predicted and the actual cost of the study or training in ``folder``. Prints nothing if it had no
+    budget, or if the budget stopped it.
     """
     from harness.launch.budget import read_cost
     from harness.show.cost import actual_line

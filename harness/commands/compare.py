@@ -32,9 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare each arm that both studies have. Return the exit code of the worst verdict: slower, then undecided.
-
-    An arm is undecided if its environments differ in a way that forbids the comparison (--allow accepts it). Raises
+    """Compare each arm that both studies have. Return the exit code of the worst verdict: slower, then undecided. An
+    arm is undecided if its environments differ in a way that forbids the comparison (--allow accepts it). Raises
     InputError without a common arm.
     """
     from harness.regress.across import compare_series
@@ -57,7 +56,6 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _days(folder: Path, series: BlockSeries) -> Days:
     """Return the sessions (studies of other days) in the kept baseline of this arm and environment; empty without one.
-
     The sessions show how much results differ between days.
     """
     from harness.regress import baselines
@@ -68,9 +66,8 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
-    """Return the measured blocks by arm of the study at ``path``, or of the newest study below it.
-
-    Raises InputError if no finished run has a measured step.
+    """Return the measured blocks by arm of the study at ``path``, or of the newest study below it. Raises InputError if
+    no finished run has a measured step.
     """
     from harness.regress.series import series_of
     from harness.study.store import StudyFolder
@@ -93,7 +90,6 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     """Print the comparisons as Markdown or JSON; return the exit code of the worst verdict (slower, then undecided).
-
     ``undecided``: exit code if that verdict is undecided.
     """
     from harness.regress import report as regression

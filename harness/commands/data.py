@@ -7,10 +7,11 @@ import json
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.actions import Command, add_actions
+from harness.commands.actions import Command, add_actions, run_action
 from harness.commands.arguments import PATHS_NOTE, SCENARIO_HELP, add_overrides
 from harness.commands.data_needs import (
     add_inputs,
@@ -34,21 +35,16 @@ if TYPE_CHECKING:
 def add_stats_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     parser.add_argument(
-        "--sequence-length",
-        dest="lengths",
-        type=int,
-        action="append",
-        metavar="N",
+        "--sequence-length", dest="lengths", type=int, action="append", metavar="N",
         help="padding and packing at this length; may be repeated (default: powers of 2, and the scenario's own)",
-    )
+    )  # fmt: skip
     parser.add_argument("--out", metavar="DIR", help="write stats.md, stats.json and the picture there")
     parser.add_argument("--json", action="store_true", help="print JSON, one line per corpus")
 
 
 def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print statistics of each corpus, as a page or (--json) as JSON. Returns 0.
-
-    Statistics: numbers of documents and tokens, document lengths, padding and packing at some row lengths, duplicates.
+    """Print statistics of each corpus, as a page or (--json) as JSON. Returns 0. Statistics: numbers of documents and
+    tokens, document lengths, padding and packing at some row lengths, duplicates.
     """
     from harness.launch.progress import announced
     from harness.show import corpus as report
@@ -131,30 +127,19 @@ def formats(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _costs_table(found: Sequence[FormatCost], tokens: int, sequence_length: int) -> list[str]:
-    heads = ("format", "bytes", "bytes/token", "write s", "write Mtok/s", "read s", "read Mtok/s")
-    rows = [
+    from harness.show.tables import aligned
+
+    rows = [("format", "bytes", "bytes/token", "write s", "write Mtok/s", "read s", "read Mtok/s")]
+    rows += [
         (
-            measurement.format,
-            f"{measurement.size_bytes:,}",
-            f"{measurement.size_bytes / tokens:.2f}",
-            f"{measurement.write_s:.3f}",
-            f"{tokens / 1e6 / max(measurement.write_s, 1e-9):,.1f}",
-            f"{measurement.read_s:.3f}",
-            f"{measurement.tokens / 1e6 / max(measurement.read_s, 1e-9):,.1f}",
+            measured.format, f"{measured.size_bytes:,}", f"{measured.size_bytes / tokens:.2f}",
+            f"{measured.write_s:.3f}", f"{tokens / 1e6 / max(measured.write_s, 1e-9):,.1f}",
+            f"{measured.read_s:.3f}", f"{measured.tokens / 1e6 / max(measured.read_s, 1e-9):,.1f}",
         )
-        for measurement in found
-        if not measurement.reason
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in (heads, *rows)
-    ]
-    lines += [
-        f"{measurement.format}: not possible: {measurement.reason}" for measurement in found if measurement.reason
-    ]
+        for measured in found if not measured.reason
+    ]  # fmt: skip
+    lines = aligned(rows)
+    lines += [f"{measured.format}: not possible: {measured.reason}" for measured in found if measured.reason]
     cut = next((tokens - measurement.tokens for measurement in found if measurement.format == "padded"), 0)
     lines.append(f"bytes/token: of all {tokens:,} tokens; padded rows of {sequence_length} drop {cut:,} of them")
     return lines
@@ -167,9 +152,8 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare the batches that each data path (way from documents to batches) makes.
-
-    Return 0 if all are identical, else 1.
+    """Compare the batches that each data path (way from documents to batches) makes. Return 0 if all are identical,
+    else 1.
     """
     from harness.launch.progress import TextProgress, is_terminal
     from trainer.data.verify import verify as compare
@@ -203,26 +187,21 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, required=True, help="llmc: shards of llm.c; nanogpt: two files")
     parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")
     parser.add_argument(
-        "--name",
-        default="tokens",
-        metavar="NAME",
+        "--name", default="tokens", metavar="NAME",
         help="name of the llm.c shards, NAME_train_000001.bin (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--shard-tokens", type=int, metavar="N", help="tokens per llm.c shard; shard 0 is validation (default: 1e8)"
     )
     parser.add_argument(
-        "--validation-share",
-        type=float,
-        metavar="SHARE",
+        "--validation-share", type=float, metavar="SHARE",
         help="share of the documents in val.bin of nanoGPT (default: 0.0005)",
-    )
+    )  # fmt: skip
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the corpus's tokens as .bin files of llm.c or nanoGPT (--format). Returns 0.
-
-    The corpus is tokenized first, unless its tokens are cached.
+    """Write the corpus's tokens as .bin files of llm.c or nanoGPT (--format). Returns 0. The corpus is tokenized first,
+    unless its tokens are cached.
     """
     from trainer.data.formats.exchange import SHARD_TOKENS, VALIDATION_SHARE
     from trainer.data.formats.export import Division, Vocabulary
@@ -269,9 +248,8 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write a corpus from .bin files of llm.c or nanoGPT (--format), and print what these files do not record.
-
-    Returns 0.
+    """Write a corpus from .bin files of llm.c or nanoGPT (--format), and print what these files do not record. Returns
+    0.
     """
     from trainer.data.formats.export import Vocabulary, import_tokens
 
@@ -292,27 +270,16 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 ACTIONS = {
     "pretokenize": Command(
-        "harness.commands.data_pretokenize:pretokenize",
-        "write pretokenized files, of a corpus or for a scenario's arms",
+        "data_pretokenize:pretokenize", "write pretokenized files, of a corpus or for a scenario's arms"
     ),
-    "export": Command(
-        "harness.commands.data:export", "write tokens as the files of llm.c or nanoGPT", "add_export_arguments"
-    ),
-    "import": Command(
-        "harness.commands.data:read", "make a corpus of the files of llm.c or nanoGPT", "add_import_arguments"
-    ),
-    "formats": Command(
-        "harness.commands.data:formats", "measure size, read and write time of each format", "add_formats_arguments"
-    ),
+    "export": Command("data:export", "write tokens as the files of llm.c or nanoGPT", "add_export_arguments"),
+    "import": Command("data:read", "make a corpus of the files of llm.c or nanoGPT", "add_import_arguments"),
+    "formats": Command("data:formats", "measure size, read and write time of each format", "add_formats_arguments"),
     "stats": Command(
-        "harness.commands.data:stats",
-        "print statistics of a corpus: lengths, padding, packing, duplicates",
-        "add_stats_arguments",
+        "data:stats", "print statistics of a corpus: lengths, padding, packing, duplicates", "add_stats_arguments"
     ),
-    "dedup": Command("harness.commands.data_dedup:dedup", "remove near-duplicates from a corpus, here or on Spark"),
-    "verify": Command(
-        "harness.commands.data:verify", "check that all data paths yield the same batches", "add_verify_arguments"
-    ),
+    "dedup": Command("data_dedup:dedup", "remove near-duplicates from a corpus, here or on Spark"),
+    "verify": Command("data:verify", "check that all data paths yield the same batches", "add_verify_arguments"),
 }
 
 
@@ -320,6 +287,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_actions(parser, ACTIONS)
 
 
-def data(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the subcommand of ``harness data`` that was given, one of :data:`ACTIONS`, and return its exit code."""
-    return ACTIONS[arguments.action].function()(arguments, command)
+data = partial(run_action, ACTIONS)

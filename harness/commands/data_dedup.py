@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.arguments import PATHS_NOTE, add_upload
-from harness.commands.data_needs import add_documents, corpus_setting, validated
+from harness.commands.data_needs import add_documents, add_engine, check_engine, corpus_setting, validated
 from harness.commands.output import say
 from trainer.errors import InputError
 from trainer.files import write_text
@@ -69,21 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=int, metavar="N", help="rows of each band; with --bands")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the hashes, or of --make-labelled")
+    add_engine(parser, "compare", "task")
     parser.add_argument(
-        "--engine", choices=("local", "spark"), default="local", help="program that compares (default: %(default)s)"
-    )
-    parser.add_argument("--workers", type=int, metavar="N", help="threads that sketch (default: one per core)")
-    parser.add_argument(
-        "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds for Spark to start, or to end a task (default: 600)"
-    )
-    parser.add_argument(
-        "--labels",
-        metavar="FILE",
+        "--labels", metavar="FILE",
         help="report precision and recall: of --make-labelled, or a table with cluster and id or row",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--make-labelled", type=int, metavar="N", help="only make a labelled corpus of N documents in --out"
     )
@@ -92,9 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Remove near-duplicates from the corpus. Return the exit code.
-
-    With --make-labelled: only make a corpus of which the near-duplicates are known.
+    """Remove near-duplicates from the corpus. Return the exit code. With --make-labelled: only make a corpus of which
+    the near-duplicates are known.
     """
     from trainer.data.corpus.places import scheme_of
 
@@ -164,19 +153,13 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
     """Return Spark's options; None for the local engine. Raises InputError if options do not go together."""
     from trainer.data.corpus.dedup.run import SparkOptions
 
-    for name in ("workers",) if arguments.engine == "spark" else ("master", "timeout"):
-        if getattr(arguments, name) is not None:
-            raise InputError(f"--{name}: cannot be combined with --engine {arguments.engine}")
+    check_engine(arguments)
     if arguments.workers is not None and not 1 <= arguments.workers <= 256:
         raise InputError(f"--workers {arguments.workers}: allowed: 1 to 256")
     if arguments.engine == "local":
         return None
     from trainer.data.shares import DEFAULT_TIMEOUT_S
-    from trainer.data.spark_process import check_installed
 
-    if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
-        raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
-    check_installed()
     return SparkOptions(arguments.master, arguments.timeout or DEFAULT_TIMEOUT_S)
 
 

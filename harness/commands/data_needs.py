@@ -41,10 +41,9 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
 def add_documents(parser: argparse.ArgumentParser, when: str = "") -> None:
     """Add --corpus and --column. ``when``: start of the help text, such as "instead of a scenario: "."""
     parser.add_argument(
-        "--corpus",
-        metavar="PATH",
+        "--corpus", metavar="PATH",
         help=f"{when}python-docs, or a file, folder, glob or URL (Parquet, JSONL, text, Arrow)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--column", default="text", metavar="NAME", help="column of the corpus with the text (default: %(default)s)"
     )
@@ -60,10 +59,9 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """Return the data configurations that the command works on: of the options, or of the scenario's arms.
-
-    Arms that agree in ``keys`` (keys of the section data) give one configuration. Raises InputError for missing or
-    superfluous options.
+    """Return the data configurations that the command works on: of the options, or of the scenario's arms. Arms that
+    agree in ``keys`` (keys of the section data) give one configuration. Raises InputError for missing or superfluous
+    options.
     """
     options = {"--corpus": arguments.corpus, "--tokenizer": arguments.tokenizer}
     if arguments.scenario is not None:
@@ -117,10 +115,44 @@ def given_tokenizer(name: str | None) -> TokenizerInfo | None:
     return prepare_tokenizer(validated(TokenizerConfig, setting, "--tokenizer"), Corpus("", (), "", 0, 0, ""))
 
 
-def validated(model: type[Content], content: object, place: str) -> Content:
-    """Return ``content`` as an instance of ``model``.
+def model_tokenizer(name: str | None) -> TokenizerInfo | None:
+    """Load the tokenizer of a trained model; None without a ``name``. Raises InputError for KIND:SIZE."""
+    info = given_tokenizer(name)
+    if info is None and name is not None:
+        raise InputError(f"--tokenizer {name}: cannot train one here; give the model's tokenizer")
+    return info
 
-    Raises InputError that names the first wrong key, with ``place`` in front of it.
+
+def add_engine(parser: argparse.ArgumentParser, does: str, part: str) -> None:
+    """Add --engine, --workers, --master, --timeout. ``does``: the work (a verb). ``part``: unit of Spark's work."""
+    parser.add_argument(
+        "--engine", choices=("local", "spark"), default="local", help=f"program that {does}s (default: %(default)s)"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help=f"threads that {does} (default: one per core)")
+    parser.add_argument(
+        "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help=f"seconds for Spark to start, or to end a {part} (default: 600)"
+    )
+
+
+def check_engine(arguments: argparse.Namespace) -> None:
+    """Raise InputError for options that do not go with --engine, a wrong --timeout, or without PySpark or Java."""
+    for name in ("workers",) if arguments.engine == "spark" else ("master", "timeout"):
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{name}: cannot be combined with --engine {arguments.engine}")
+    if arguments.engine == "spark":
+        from trainer.data.spark_process import check_installed
+
+        if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
+            raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
+        check_installed()
+
+
+def validated(model: type[Content], content: object, place: str) -> Content:
+    """Return ``content`` as an instance of ``model``. Raises InputError that names the first wrong key, with ``place``
+    in front of it.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -149,9 +181,8 @@ def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
 
 
 def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """Return the arms' data configurations: the first with each combination of values of ``keys``.
-
-    Raises InputError if an arm sets ``data.source``, which makes its own batches.
+    """Return the arms' data configurations: the first with each combination of values of ``keys``. Raises InputError if
+    an arm sets ``data.source``, which makes its own batches.
     """
     needs: dict[str, DataConfig] = {}
     for arm in load_plan(arguments).arms:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.arguments import add_upload
-from harness.commands.data_needs import add_inputs, needs_of, only, prepared
+from harness.commands.data_needs import add_engine, add_inputs, check_engine, needs_of, only, prepared
 from harness.commands.output import say
 from trainer.errors import InputError
 from trainer.files import write_text
@@ -31,7 +31,6 @@ FORMATS: dict[str, tuple[Format, ...]] = {
     "both": ("padded", "token-list"),
     "all": ("flat", "padded", "token-list"),
 }
-ENGINES = ("local", "spark")
 SPARK_FILE = "spark.json"  # file in --out that records Spark's master; format folders do not depend on the engine
 
 
@@ -41,16 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
     add_upload(parser)
     parser.add_argument("--sequence-length", type=int, metavar="N", help="length of padded rows, without a scenario")
-    parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one per core)")
-    parser.add_argument(
-        "--engine", choices=ENGINES, default="local", help="program that tokenizes (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds for Spark to start, or to end a share (default: 600)"
-    )
+    add_engine(parser, "tokenize", "share")
 
 
 def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -64,7 +54,7 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"--workers {arguments.workers}: at least 1")
     if arguments.sequence_length is not None and arguments.scenario is not None:
         raise InputError("--sequence-length: with a scenario use --set data.sequence_length=N")
-    _check_engine(arguments)
+    check_engine(arguments)
     needs = needs_of(arguments, "corpus", "tokenizer", *(("sequence_length",) if "padded" in formats else ()))
     if arguments.out is not None:
         only(needs, f"--out {arguments.out}")
@@ -108,28 +98,10 @@ def _padded_line(facts: Manifest) -> str:
     )
 
 
-def _check_engine(arguments: argparse.Namespace) -> None:
-    """Raise InputError, before any work, for options that do not go with --engine, or an impossible --timeout.
-
-    Raises it too if --engine is spark, and PySpark or Java is missing.
-    """
-    options = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
-    for name in options:
-        if getattr(arguments, name) is not None:
-            raise InputError(f"--{name}: cannot be combined with --engine {arguments.engine}")
-    if arguments.engine == "spark":
-        from trainer.data.spark_process import check_installed
-
-        if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:
-            raise InputError(f"--timeout {arguments.timeout:g}: allowed: more than 0, at most 86400 s")
-        check_installed()
-
-
 @contextmanager
 def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
-    """Yield, as a context manager, one source of Spark's tokens for all formats; None with --engine local.
-
-    After a failure, the finished parts stay on disk for the next call.
+    """Yield, as a context manager, one source of Spark's tokens for all formats; None with --engine local. After a
+    failure, the finished parts stay on disk for the next call.
     """
     if arguments.engine == "local":
         yield None

@@ -34,11 +34,9 @@ NOTE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = NOTE
     parser.add_argument(
-        "scenario",
-        nargs="?",
-        metavar="SCENARIO",
+        "scenario", nargs="?", metavar="SCENARIO",
         help="also check devices, files, memory, /dev/shm, open files and processes for this file",
-    )
+    )  # fmt: skip
     parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
     parser.add_argument("--json", action="store_true", help="print the checks, and the facts behind them, as JSON")
@@ -102,9 +100,8 @@ def _needs(plan: Plan) -> Needs:
 
 
 def _calibrate(threads: int | None) -> bool:
-    """Measure and cache the FLOP/s and bytes/s of this CPU. Return False if a package cannot be imported.
-
-    ``threads``: number of torch's threads; None: torch's choice.
+    """Measure and cache the FLOP/s and bytes/s of this CPU. Return False if a package cannot be imported. ``threads``:
+    number of torch's threads; None: torch's choice.
     """
     try:
         import torch  # takes a second or two
@@ -135,9 +132,8 @@ def lines_of(check: Check) -> Iterator[str]:
 
 
 def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
-    """Return the last line: if ``harness run`` works here, and the number of checks by status.
-
-    ``scenario``: True if a scenario file was checked as well; the line then also says what was not checked.
+    """Return the last line: if ``harness run`` works here, and the number of checks by status. ``scenario``: True if a
+    scenario file was checked as well; the line then also says what was not checked.
     """
     counts = Counter(check.status for check in checks)
     ability = "harness run works here"
@@ -149,9 +145,8 @@ def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
 
 
 def _wrapped(text: str, head: str) -> list[str]:
-    """Return ``text`` as lines of at most COLUMNS characters: ``head`` begins the first one, INDENT the others.
-
-    Lines do not break at hyphens.
+    """Return ``text`` as lines of at most COLUMNS characters: ``head`` begins the first one, INDENT the others. Lines
+    do not break at hyphens.
     """
     first = head if head.endswith(" ") else f"{head} "
     return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False)
@@ -159,7 +154,6 @@ def _wrapped(text: str, head: str) -> list[str]:
 
 def _print(checks: Sequence[Check], scenario: bool = False) -> None:
     """Print the checks and the conclusion: in colour on a terminal with a working colour package, else plain.
-
     ``scenario``: True if a scenario file was checked as well.
     """
     try:

@@ -45,13 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Ask a trained model the multiple-choice questions of a file; print its shares of right answers. Returns 0.
-
-    Each share has its 95 % interval.
+    """Ask a trained model the multiple-choice questions of a file; print its shares of right answers. Returns 0. Each
+    share has its 95 % interval.
     """
     if arguments.most is not None and arguments.most < 1:
         raise InputError(f"--most: {arguments.most}; allowed: 1 or more")
-    from harness.commands.data_needs import given_tokenizer
+    from harness.commands.data_needs import model_tokenizer
     from trainer.compute.build import torch_device
     from trainer.compute.scores import evaluating, log_likelihoods
     from trainer.config import MultipleChoiceConfig
@@ -60,9 +59,7 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.trained_model import load_trained
 
     device = torch_device(arguments.device, "--device")
-    override = given_tokenizer(arguments.tokenizer)
-    if override is None and arguments.tokenizer is not None:
-        raise InputError(f"--tokenizer {arguments.tokenizer}: cannot train one here; give the model's tokenizer")
+    override = model_tokenizer(arguments.tokenizer)
     trained = load_trained(arguments.model, "--model")
     tokenizer = trained.tokenizer if override is None else override
     if tokenizer is None and not is_bin(arguments.multiple_choice):

@@ -50,52 +50,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command to run: python train.py, torchrun ..."
     )
     parser.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
+        "--steps", type=int, metavar="N",
         help=f"end the program after N measured steps (with --against or --controls: of each block; default {STEPS})",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--warmup", type=int, default=5, metavar="N", help="steps that are not measured (default: %(default)s)"
     )
     parser.add_argument(
-        "--against",
-        metavar="'COMMAND'",
+        "--against", metavar="'COMMAND'",
         help="compare COMMAND after -- with this one; both run unchanged and alternate, in fresh processes each block",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--controls",
-        metavar="LIST",
+        "--controls", metavar="LIST",
         help="run the command again as its own controls: ideal-data (no step waits for data), data-only (batches), "
         "a-a (unchanged, to measure the noise floor), dose (each batch made 1, 2 and 4 times more), or all",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--repeats", type=int, metavar="N", help=f"blocks, with --against or --controls (default: {BLOCKS})"
     )
     parser.add_argument(
-        "--interleave",
-        choices=("slices", "runs"),
+        "--interleave", choices=("slices", "runs"),
         help="with --against or --controls: alternate slices of running commands, or run them one by one (default: "
         "slices)",
-    )
+    )  # fmt: skip
     add_wait_until_quiet(parser, "with --against or --controls: ")
     parser.add_argument(
-        "--fetch",
-        metavar="[MODULE:]NAME",
+        "--fetch", metavar="[MODULE:]NAME",
         help="the function that returns a batch, if no torch loader does and it is not detected",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--step-ends", metavar="OPTIMIZER", help="class of the optimizer whose update ends a step, if there are several"
     )
     parser.add_argument(
-        "--profile",
-        nargs="?",
-        const=TORCH,
-        choices=(AUTO, TORCH, PY_SPY, BOTH, NONE),
+        "--profile", nargs="?", const=TORCH, choices=(AUTO, TORCH, PY_SPY, BOTH, NONE),
         help="record some steps after the warm-up, which are not measured: operators by torch.profiler (torch, or "
         "--profile alone), stacks of all processes by py-spy, or both. Without it: auto, torch.profiler after the "
         "measured steps of --steps, if CUDA events leave over 5 %% of the device time unknown; none: never",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--profile-steps", type=int, metavar="N", help=f"steps that torch.profiler records (default: {PROFILE_STEPS})"
     )
@@ -105,15 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_export(parser)
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for studies (default: %(default)s)")
     parser.add_argument(
-        "--recorded",
-        metavar="DIR",
+        "--recorded", metavar="DIR",
         help="run nothing: make a study from this recording (STUDY/raw of an exec that was killed)",
-    )
+    )  # fmt: skip
 
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a command with the agent (our recorder) inside it, make a study, and print its first screen (short report).
-
     Return the command's exit code; 1 if it succeeded but no training step was recorded.
     """
     program = _program(arguments.program, command)
@@ -187,9 +176,8 @@ def _exported(study: Path, exports: list[str]) -> Iterator[None]:
 
 
 def _program(given: list[str], command: list[str]) -> list[str]:
-    """Return the program to run: all words of ``command`` after ``--``, empty without ``--``.
-
-    ``given``: words that argparse took for the program. Raises InputError if no ``--`` stands before them.
+    """Return the program to run: all words of ``command`` after ``--``, empty without ``--``. ``given``: words that
+    argparse took for the program. Raises InputError if no ``--`` stands before them.
     """
     program = command[command.index("--") + 1 :] if "--" in command else []
     if len(given) > len(program) + 1 or (given and "--" not in command):  # argparse may leave the -- in ``given``.
@@ -254,7 +242,6 @@ def run_commands(
     plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
 ) -> int:
     """Run ``plan`` into a new study below ``out``/``name`` and print a short report; return the study's exit code.
-
     ``load_check``: check of other processes' load before the runs. ``source``: path of the scenario file, or "".
     """
     from harness.attach.comparison import run_comparison

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from harness.commands.actions import Command, add_actions
+from harness.commands.actions import Command, add_actions, run_action
 from harness.commands.output import say
 from trainer.errors import InputError
 from trainer.files import expanded
@@ -80,11 +81,9 @@ def export_model(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 ACTIONS = {
     "llmc-tokenizer": Command(
-        "harness.commands.export:export_tokenizer", "write a tokenizer as a file of llm.c", "add_tokenizer_arguments"
+        "export:export_tokenizer", "write a tokenizer as a file of llm.c", "add_tokenizer_arguments"
     ),
-    "llmc-model": Command(
-        "harness.commands.export:export_model", "write a GPT-2 as a model file of llm.c", "add_model_arguments"
-    ),
+    "llmc-model": Command("export:export_model", "write a GPT-2 as a model file of llm.c", "add_model_arguments"),
 }
 
 
@@ -93,6 +92,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_actions(parser, ACTIONS)
 
 
-def export(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the subcommand of ``harness export`` that was given, one of :data:`ACTIONS`, and return its exit code."""
-    return ACTIONS[arguments.action].function()(arguments, command)
+export = partial(run_action, ACTIONS)

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Print the prompt with its continuation. Speed and reason for the end go to standard error."""
     choice = _choice(arguments)
-    from harness.commands.data_needs import given_tokenizer
+    from harness.commands.data_needs import model_tokenizer
     from trainer.compute.build import torch_device
     from trainer.data.tokenizers import load_codec
     from trainer.generate import generate as continue_text
@@ -55,9 +55,7 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.trained_model import load_trained
 
     device = torch_device(arguments.device, "--device")
-    override = given_tokenizer(arguments.tokenizer)
-    if override is None and arguments.tokenizer is not None:
-        raise InputError(f"--tokenizer {arguments.tokenizer}: cannot train one here; give the model's tokenizer")
+    override = model_tokenizer(arguments.tokenizer)
     trained = load_trained(arguments.model, "--model")
     tokenizer = _tokenizer(trained, override)
     codec = load_codec(tokenizer)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.actions import Command, add_actions
+from harness.commands.actions import Command, add_actions, run_action
 from harness.commands.output import say
 from trainer.errors import InputError
 from trainer.files import expanded
@@ -30,12 +31,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_model(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Convert the llm.c model file to a Hugging Face folder, and return 0. Raises InputError for unusable files."""
-    from harness.commands.data_needs import given_tokenizer
+    from harness.commands.data_needs import model_tokenizer
     from trainer.llmc_model import as_folder, not_finite
 
-    tokenizer = given_tokenizer(arguments.tokenizer)
-    if tokenizer is None and arguments.tokenizer is not None:
-        raise InputError(f"--tokenizer {arguments.tokenizer}: cannot train one here; give the model's tokenizer")
+    tokenizer = model_tokenizer(arguments.tokenizer)
     header, weights = as_folder(expanded(arguments.file), Path(arguments.out), tokenizer)
     say(f"{arguments.out}: {header.title}, {header.dtype}; the file has no optimizer's moments")
     if tokenizer is None:
@@ -52,10 +51,9 @@ OUT = "results/imported"
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="main.log of llm.c")
     parser.add_argument(
-        "--out",
-        metavar="DIR",
+        "--out", metavar="DIR",
         help=f"a new folder for losses.csv, evaluations.csv and loss.png (default: {OUT}/NAME, of the log's folder)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--tokens-per-step", type=int, default=TOKENS, metavar="N",
         help="tokens per step, which the log does not record (default: %(default)s, of llm.c's GPT-2 124M)",
@@ -94,7 +92,6 @@ def read_llmc_log(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
     """Write losses.csv and evaluations.csv of an llm.c log into the new folder ``out``. Raises InputError if it exists.
-
     Steps count from 0. An evaluation has the number of the last step before it (-1: before training). A step without a
     loss in the log gets no row. HellaSwag scores become ``acc_tokens``.
     """
@@ -122,14 +119,10 @@ def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
 
 ACTIONS = {
     "llmc-model": Command(
-        "harness.commands.import_:read_model",
-        "make a folder for transformers of a model file of llm.c",
-        "add_model_arguments",
+        "import_:read_model", "make a folder for transformers of a model file of llm.c", "add_model_arguments"
     ),
     "llmc-log": Command(
-        "harness.commands.import_:read_llmc_log",
-        "make tables of the losses in a main.log of llm.c",
-        "add_log_arguments",
+        "import_:read_llmc_log", "make tables of the losses in a main.log of llm.c", "add_log_arguments"
     ),
 }
 
@@ -139,6 +132,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_actions(parser, ACTIONS)
 
 
-def read(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the subcommand of ``harness import`` that was given, one of :data:`ACTIONS`, and return its exit code."""
-    return ACTIONS[arguments.action].function()(arguments, command)
+read = partial(run_action, ACTIONS)

@@ -40,9 +40,8 @@ def append_step_summary(page: str) -> None:
 
 @contextmanager
 def copy_may_fail(where: str) -> Iterator[None]:
-    """Context manager for writing a second copy of a page: an OSError is printed and not raised.
-
-    ``where``: name of the copy, for the message. The study's folder has the same page, so only the copy is lost.
+    """Context manager for writing a second copy of a page: an OSError is printed and not raised. ``where``: name of the
+    copy, for the message. The study's folder has the same page, so only the copy is lost.
     """
     try:
         yield

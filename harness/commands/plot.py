@@ -21,11 +21,9 @@ PLOT_SCHEMA = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
+        "runs", nargs="+", metavar="RUN",
         help="a folder of harness train, a study, or a main.log of llm.c; also behind a URL (s3://BUCKET/FOLDER)",
-    )
+    )  # fmt: skip
     parser.add_argument("--out", required=True, metavar="DIR", help=f"folder for {LOSS}, {CHOICES} and {TABLE}")
     parser.add_argument("--only", choices=["training", "validation"], help="draw only these losses")
     parser.add_argument("--x", choices=["steps", "tokens"], default="steps", help="the axis (default: %(default)s)")
@@ -34,11 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="multiple-choice share to draw (default: acc_norm, or acc_tokens if an llm.c log is among the runs)",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens-per-step",
-        type=float,
-        metavar="N",
+        "--tokens-per-step", type=float, metavar="N",
         help="tokens per step of llm.c logs, which do not record it; for --x tokens",
-    )
+    )  # fmt: skip
 
 
 def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -82,10 +78,9 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
-    """Draw the runs' multiple-choice scores into ``out``; nothing if no run has any.
-
-    ``has_losses``: True if a picture of losses was drawn. Raises InputError if it is False and no run has a score by
-    the chosen measure (acc, acc_norm or acc_tokens).
+    """Draw the runs' multiple-choice scores into ``out``; nothing if no run has any. ``has_losses``: True if a picture
+    of losses was drawn. Raises InputError if it is False and no run has a score by the chosen measure (acc, acc_norm or
+    acc_tokens).
     """
     from harness.show.curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture

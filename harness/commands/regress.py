@@ -44,11 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
     parser.add_argument(
-        "--budget",
-        default="10m",
-        metavar="TIME",
+        "--budget", default="10m", metavar="TIME",
         help="add blocks until this time is spent; an unfinished block is dropped (default: %(default)s)",
-    )
+    )  # fmt: skip
     add_limits(parser, within="1%")
     add_undecided(parser)
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for the study (default: %(default)s)")
@@ -155,7 +153,6 @@ def _of_commands(
     plan: CommandPlan, source: str, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
 ) -> RegressionResult:
     """Compare --base with --head (two states of the user's repository) by running the commands of ``plan`` in each.
-
     Raises InputError for --arm and --control.
     """
     from harness.regress.states import run_command_states

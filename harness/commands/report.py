@@ -13,10 +13,9 @@ from harness.commands.output import append_step_summary, say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_study(parser)
     parser.add_argument(
-        "--format",
-        choices=("md", "html", "json"),
+        "--format", choices=("md", "html", "json"),
         help="print summary.md, .html or .json instead of the first screen; all of them are rewritten",
-    )
+    )  # fmt: skip
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +26,8 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the first screen (short report) of a study, or (--json) its verdicts as one line of JSON.
-
-    Writes no file, returns 0.
+    """Print the first screen (short report) of a study, or (--json) its verdicts as one line of JSON. Writes no file,
+    returns 0.
     """
     from harness.show import terminal
     from harness.show.brief import brief
@@ -65,10 +63,9 @@ def report(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def print_first_screen(folder: Path, *, as_json: bool = False, measured: bool = False) -> None:
-    """Build the report of the study in ``folder``, and print its first screen and the paths of its pages.
-
-    ``as_json``: True to print summary.json instead. ``measured``: True if the study is new. Then the first screen is
-    also added to the summary of a GitHub workflow's step, if this is one.
+    """Build the report of the study in ``folder``, and print its first screen and the paths of its pages. ``as_json``:
+    True to print summary.json instead. ``measured``: True if the study is new. Then the first screen is also added to
+    the summary of a GitHub workflow's step, if this is one.
     """
     from harness.show import markdown, terminal
     from harness.show.build import build_report

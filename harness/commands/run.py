@@ -165,9 +165,8 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a scenario of commands, or (--plan) print its runs; return the exit code.
-
-    Raises InputError for options that such a scenario does not support.
+    """Run a scenario of commands, or (--plan) print its runs; return the exit code. Raises InputError for options that
+    such a scenario does not support.
     """
     from harness.launch.quiet import load_check
     from harness.scenario.commands import describe_commands, plan_commands

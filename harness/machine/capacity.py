@@ -165,10 +165,8 @@ def user_task_limit() -> TaskLimit | None:
     return None if soft < 0 else TaskLimit(soft, None, "ulimit -u")
 
 
-MORE_SHARED_MEMORY = (
-    "docker run --shm-size=8g (Kubernetes: emptyDir, medium Memory); sudo mount -o remount,size=8g /dev/shm; "
-    "or fewer data.workers, data.prefetch"
-)
+LARGER_SHM = "docker run --shm-size=8g (Kubernetes: emptyDir, medium Memory); sudo mount -o remount,size=8g /dev/shm"
+MORE_SHARED_MEMORY = f"{LARGER_SHM}; or fewer data.workers, data.prefetch"
 MORE_OPEN_FILES = "ulimit -n 4096 (docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf)"
 MORE_PROCESSES = "ulimit -u, docker run --pids-limit, or pids.max of the control group: raise it; or fewer data.workers"
 MORE_MEMORY = "more memory, or use less: --interleave runs, fewer data.workers, a smaller model"
@@ -225,11 +223,8 @@ def check_swap(memory: Memory) -> Check:
     finding = f"{size(memory.swap_used_bytes)} of {size(memory.swap_total_bytes)} in use"
     if memory.swap_used_bytes < SWAP_IN_USE_BYTES:
         return ok("swap", finding)
-    return warn(
-        "swap",
-        f"{finding}: a step that touches a swapped page waits for the disk",
-        "sudo swapoff -a && sudo swapon -a, once enough memory is free",
-    )
+    fix = "sudo swapoff -a && sudo swapon -a, once enough memory is free"
+    return warn("swap", f"{finding}: a step that touches a swapped page waits for the disk", fix)
 
 
 def check_shared_memory(shared: SharedMemory | None) -> Check:
@@ -240,11 +235,8 @@ def check_shared_memory(shared: SharedMemory | None) -> Check:
     finding = f"{size(shared.free_bytes)} free of {size(shared.total_bytes)}"
     if shared.total_bytes >= LEAST_SHARED_BYTES and shared.free_bytes >= LEAST_SHARED_FREE_BYTES:
         return ok("/dev/shm", finding)
-    return warn(
-        "/dev/shm",
-        f"{finding}: loader workers pass batches through it; when it is full, they crash (bus error)",
-        "docker run --shm-size=8g (Kubernetes: emptyDir, medium Memory); sudo mount -o remount,size=8g /dev/shm",
-    )
+    problem = "loader workers pass batches through it; when it is full, they crash (bus error)"
+    return warn("/dev/shm", f"{finding}: {problem}", LARGER_SHM)
 
 
 def check_open_files(soft: int, hard: int) -> Check:

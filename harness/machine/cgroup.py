@@ -86,9 +86,9 @@ class MemoryLimit:
         return None if self.free_bytes is None else self.free_bytes + self.active_file_bytes
 
 
-def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None) -> ControlGroup | None:
-    """Return the control group of process ``pid`` (None: this one) for ``controller``; None without control groups."""
-    of_v1, of_v2 = _memberships(root, "self" if pid is None else str(pid))
+def find_group(controller: Controller, root: Path = ROOT) -> ControlGroup | None:
+    """Return the control group of this process for ``controller``; None without control groups."""
+    of_v1, of_v2 = _memberships(root)
     mounts = read_mounts(root)
     # A controller belongs to one version at a time. The other version then has no files for it.
     if controller in of_v1:
@@ -153,11 +153,11 @@ def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
     return MemoryLimit(limit, used, inactive, to_int(kills), folder, group.version, active)
 
 
-def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
-    """Return the group's path by controller (version 1) and its path in version 2, from /proc/PID/cgroup."""
+def _memberships(root: Path) -> tuple[dict[str, str], str | None]:
+    """Return the group's path by controller (version 1) and its path in version 2, from /proc/self/cgroup."""
     of_v1: dict[str, str] = {}
     of_v2 = None
-    for line in (read_text(root / "proc" / pid / "cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         number, _, tail = line.partition(":")
         controllers, _, path = tail.partition(":")
         if number == "0" and not controllers:

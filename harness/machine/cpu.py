@@ -221,11 +221,8 @@ def check_numa(processor: Processor) -> Check:
     nodes = processor.numa_nodes
     if len(nodes) <= 1:
         return ok("numa", f"node {span(nodes)}" if nodes else "not reported by this system")
-    return warn(
-        "numa",
-        f"the allowed CPUs lie on nodes {span(nodes)}: memory may be near in one run and far in the next",
-        f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]} harness run ...",
-    )
+    finding = f"the allowed CPUs lie on nodes {span(nodes)}: memory may be near in one run and far in the next"
+    return warn("numa", finding, f"numactl --cpunodebind={nodes[0]} --membind={nodes[0]} harness run ...")
 
 
 def check_quota(
@@ -249,9 +246,8 @@ def check_quota(
 
 
 def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Check]:
-    """Yield the line that compares the CPUs that Slurm granted to this task with those that it may use.
-
-    Yields nothing outside of a Slurm job.
+    """Yield the line that compares the CPUs that Slurm granted to this task with those that it may use. Yields nothing
+    outside of a Slurm job.
     """
     if "SLURM_JOB_ID" not in environ:
         return
@@ -290,17 +286,13 @@ def check_frequency(frequency: Frequency, processor: Processor) -> Check:
     finding = f"governor {', '.join(frequency.governors)} ({frequency.driver or 'driver not reported'}){turbo}"
     if frequency.governors == ("performance",):
         return ok("frequency", finding)
-    return warn(
-        "frequency",
-        f"{finding}: the clock follows the load, and differs between arms",
-        "sudo cpupower frequency-set -g performance (on the host, where this is a container)",
-    )
+    fix = "sudo cpupower frequency-set -g performance (on the host, where this is a container)"
+    return warn("frequency", f"{finding}: the clock follows the load, and differs between arms", fix)
 
 
 def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, environ: Mapping[str, str]) -> Check:
-    """Return the line on ``threads``, torch's default number of threads. ``quota``: CPU quota, if any.
-
-    It warns if there are more threads than usable CPUs, or only 1 thread for 4 or more.
+    """Return the line on ``threads``, torch's default number of threads. ``quota``: CPU quota, if any. It warns if
+    there are more threads than usable CPUs, or only 1 thread for 4 or more.
     """
     allowed = len(processor.allowed)
     usable = max(min(allowed, int(quota.cores)), 1) if quota is not None else allowed

@@ -6,8 +6,6 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.machine.capacity import read_memory
@@ -16,7 +14,7 @@ from harness.machine.cpu import allowed_cpus, read_frequency
 from harness.machine.files import ROOT, read_fields
 from harness.machine.gpu import driver_loaded
 from harness.machine.packages import PACKAGES, package_version
-from trainer.json_types import Json, JsonObject
+from trainer.json_types import JsonObject
 
 _GIT_S = 120  # seconds; a worktree of a large repository on a slow disk takes tens of seconds
 # A git hook sets these variables, which would redirect git to another repository.
@@ -66,56 +64,29 @@ def checkout_fingerprint(folder: Path) -> str:
         return ""
 
 
-@dataclass(frozen=True)
-class Environment:
-    """Facts of this machine and installation that each run records. None: unknown."""
-
-    python: str
-    packages: Mapping[str, str | None]  # versions of PACKAGES; None: not installed
-    git_commit: str | None
-    os: str
-    cpu: str
-    cores: int | None
-    cpu_quota_cores: float | None
-    cpu_governor: str | None
-    cpu_turbo: bool | None
-    nvidia_driver: str | None
-    memory_bytes: int
-
-    def to_json(self) -> JsonObject:
-        """Return the facts by name as JSON. Package versions are at the same level as the other facts."""
-        entries: dict[str, Json] = {}
-        for name, value in asdict(self).items():
-            entries |= value if name == "packages" else {name: value}
-        return entries
-
-
-def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
-    """Read the facts and the commit of the folder ``checkout``. Imports no package and reads no host name."""
+def record_environment(checkout: Path = Path(__file__).parent) -> JsonObject:
+    """Return facts of this machine and installation, and the commit of the folder ``checkout``, as JSON. null: unknown.
+    Imports no package and reads no host name. Other revisions call it by name (``harness.launch.protocol``).
+    """
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
-    return Environment(
-        python=platform.python_version(),
-        packages={package: package_version(package) for package in PACKAGES},
-        git_commit=describe_checkout(checkout),
-        os=f"{platform.system()} {platform.release()}",
-        cpu=read_fields(ROOT / "proc/cpuinfo", ":").get("model name") or platform.processor() or platform.machine(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        cpu_quota_cores=None if quota is None else quota.cores,
-        cpu_governor=", ".join(clock.governors) or None,
-        cpu_turbo=clock.turbo,
-        nvidia_driver=driver_loaded(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    )
-
-
-def record_environment() -> JsonObject:
-    """Return the environment as JSON. Other revisions call it by name (``harness.launch.protocol``)."""
-    return read_environment().to_json()
+    return {
+        "python": platform.python_version(),
+        **{package: package_version(package) for package in PACKAGES},  # null: not installed
+        "git_commit": describe_checkout(checkout),
+        "os": f"{platform.system()} {platform.release()}",
+        "cpu": read_fields(ROOT / "proc/cpuinfo", ":").get("model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_quota_cores": None if quota is None else quota.cores,
+        "cpu_governor": ", ".join(clock.governors) or None,
+        "cpu_turbo": clock.turbo,
+        "nvidia_driver": driver_loaded(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
 
 
 def record_user_environment() -> JsonObject:
     """Return the environment as JSON, with the commit of the current folder's checkout, not of the harness's own."""
-    return read_environment(Path.cwd()).to_json()
+    return record_environment(Path.cwd())
 
 
 def has_nvidia_driver() -> bool:

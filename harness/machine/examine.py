@@ -53,23 +53,18 @@ class Examination:
         self, threads: int | None, needs: Needs | None = None, fit: Callable[[], Iterable[Check]] = tuple
     ) -> list[Check]:
         """Wait for the readings and return all lines, in the order of display. A failed reading gives a warning line.
-
         ``threads``: number for the check of this CPU's profile; None: torch's. ``needs``: a scenario's needs; ``fit``:
         returns the checks of whether it fits here.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
-            (
-                "packages",
-                lambda: software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None),
-            ),
+            ("packages", self._imports),
             ("torch", self._torch),
             ("driver", lambda: gpu.check_driver(self.driver.result(), self.nvml.result())),
             ("nvml", lambda: gpu.check_nvml(self.driver.result(), self.nvml.result())),
             ("cuda", lambda: gpu.check_cuda(self.torch.result(), self.nvml.result(), self._environ)),
             ("compile", lambda: software.check_compile(self.toolchain.result(), self.torch.result())),
             ("ptrace", self._ptrace),
-            ("perf", lambda: tracing.check_perf(self.permissions.result())),
             ("cores", lambda: cpu.check_cores(self.processor.result(), self.cpuset.result())),
             ("numa", lambda: cpu.check_numa(self.processor.result())),
             ("quota", self._quota),
@@ -97,6 +92,9 @@ class Examination:
         """Return every reading as JSON by name; a failed one as {"problem": reason}. Call :meth:`checks` first."""
         looks = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**looks, "load": None if self._load_found is None else asdict(self._load_found)}
+
+    def _imports(self) -> Iterable[Check]:
+        return software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None)
 
     def _torch(self) -> Check:
         problem = self._torch_problem()

@@ -87,12 +87,8 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
     """Return the deepest mount that contains an absolute path, the last of equally deep ones; None without one."""
-    candidates = [mount for mount in mounts if path.is_relative_to(mount.point)]
-    return (
-        max(enumerate(candidates), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1]
-        if candidates
-        else None
-    )
+    candidates = [mount for mount in reversed(mounts) if path.is_relative_to(mount.point)]
+    return max(candidates, key=lambda mount: len(Path(mount.point).parts), default=None)  # the first of equal ones
 
 
 def below(root: Path, path: str) -> Path:

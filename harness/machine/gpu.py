@@ -89,14 +89,9 @@ def _look() -> Nvml:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Nvml(
-            None,
-            None,
-            (),
-            str(error),
-            library_missing=error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-            driver_missing=error.value == nvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        )
+        codes = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        no_library, no_driver = (error.value == code for code in codes)
+        return Nvml(None, None, (), str(error), library_missing=no_library, driver_missing=no_driver)
     try:
         cuda = _known(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
         devices = tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))

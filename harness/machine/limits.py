@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 class Look(Generic[T]):
     """Reading that starts in a daemon thread when it is created. It may take ``limit_s`` seconds from its creation.
-
     :meth:`result` waits for the rest of this time.
     """
 
@@ -57,9 +56,8 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 
 def facts_of_module(module: str, limit_s: float) -> JsonObject:
-    """Return the last line that ``python -m module`` prints, parsed as JSON.
-
-    Raises RuntimeError if the program fails or prints nothing, TimeoutError after ``limit_s`` seconds.
+    """Return the last line that ``python -m module`` prints, parsed as JSON. Raises RuntimeError if the program fails
+    or prints nothing, TimeoutError after ``limit_s`` seconds.
     """
     own_root = Path(__file__).resolve().parents[2]
     safe = [] if Path.cwd() == own_root else ["-P"]  # The user's folder may contain its own trainer.py or harness/.

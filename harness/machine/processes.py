@@ -60,11 +60,8 @@ class ProcessState:
     @property
     def out_of_files(self) -> bool:
         """True if the process is within 4 files of its limit: receiving a batch takes several."""
-        return (
-            self.open_files is not None
-            and self.most_open_files is not None
-            and self.open_files > self.most_open_files - 4
-        )
+        count, most = self.open_files, self.most_open_files
+        return count is not None and most is not None and count > most - 4
 
 
 def read_session(session: int, root: Path = ROOT) -> list[ProcessState]:
@@ -107,7 +104,6 @@ def children(pid: int, root: Path = ROOT) -> list[int]:
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
     """Return {process id: role} of the ranks 1 and up that process ``pid`` started, and of all their descendants.
-
     Roles: ``rank-1`` for rank 1, ``rank-1-child-0`` for its first descendant.
     """
     roles: dict[int, str] = {}
@@ -209,7 +205,6 @@ if sys.stdin.read() != "end":
 
 class Keeper:
     """Helper process that kills marked processes once this process has ended, whatever the reason.
-
     :func:`trainer.lifetime.die_with_parent` covers only our own children, and no suspended processes.
     """
 

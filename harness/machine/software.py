@@ -230,6 +230,7 @@ def read_batch_system() -> BatchSystem:
 
 LEAST_PYTHON = (3, 11)
 SLOW_IMPORT_S = 20.0
+LOCAL_DISK = "the virtual environment on a local disk; a second import is faster"
 INSTALL = "python -m pip install -e . (in the harness's folder)"
 SLOW = "no answer within"  # start of the timeout message of harness.machine.limits
 SPARED = {"sentencepiece"}  # Only scenarios with such a tokenizer need it.
@@ -273,14 +274,12 @@ def check_torch(torch: Torch) -> Check:
     finding = f"{torch.version}, {torch.cpu_capability} on the CPU, imported in {torch.import_s:.1f} s"
     if torch.import_s < SLOW_IMPORT_S:
         return ok("torch", finding)
-    return warn("torch", finding, "the virtual environment on a local disk; a second import is faster")
+    return warn("torch", finding, LOCAL_DISK)
 
 
 def no_torch(reason: str) -> Check:
     if reason.startswith(SLOW):
-        return fail(
-            "torch", f"{reason} to import", "the virtual environment on a local disk; a second import is faster"
-        )
+        return fail("torch", f"{reason} to import", LOCAL_DISK)
     reinstall = f"{REINSTALL} torch, with the command of pytorch.org/get-started for this machine"
     return fail("torch", f"cannot be imported: {reason}", INSTALL if package_version("torch") is None else reinstall)
 
@@ -293,11 +292,8 @@ def check_tokenizers(environ: Mapping[str, str]) -> Check:
     finding = f"{named}{threads}; harness runs set it to false"
     if value is None or value.lower() not in ("true", "on", "yes", "y", "1", "t"):
         return ok("tokenizers", finding)
-    return warn(
-        "tokenizers",
-        f"{finding}, but a trainer of your own with forked loader workers can hang",
-        "unset TOKENIZERS_PARALLELISM",
-    )
+    problem = "a trainer of your own with forked loader workers can hang"
+    return warn("tokenizers", f"{finding}, but {problem}", "unset TOKENIZERS_PARALLELISM")
 
 
 def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
@@ -312,9 +308,8 @@ def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
         fix = python_headers if "Python.h" in toolchain.headers_problem else "a C++ compiler with its standard library"
         return warn("compile", f"{finding}: {toolchain.headers_problem}", fix)
     if toolchain.openmp_problem is not None:
-        return warn(
-            "compile", f"{finding}: {toolchain.openmp_problem}", "sudo apt install libgomp1 (clang: libomp-dev)"
-        )
+        fix = "sudo apt install libgomp1 (clang: libomp-dev)"
+        return warn("compile", f"{finding}: {toolchain.openmp_problem}", fix)
     if toolchain.cache_forbids_libraries:
         fix = "export TORCHINDUCTOR_CACHE_DIR=DIR, on a disk mounted without noexec"
         return warn("compile", f"{toolchain.cache}: mounted noexec, so compiled code cannot be loaded", fix)

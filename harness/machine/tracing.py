@@ -1,4 +1,4 @@
-"""Test whether py-spy may sample our processes (ptrace), and read whether perf may count.
+"""Test whether py-spy may sample our processes (ptrace).
 
 Yama's scope (admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE or a seccomp filter forbids ptrace. Filters cannot be
 read, so it is tried.
@@ -24,9 +24,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def allow_tracing() -> None:
-    """Allow every process of this user to trace this one under Yama's scope 1.
-
-    At scope 1, only a parent may trace its child, but here py-spy is the child. Children must ask for themselves.
+    """Allow every process of this user to trace this one under Yama's scope 1. At scope 1, only a parent may trace its
+    child, but here py-spy is the child. Children must ask for themselves.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
@@ -94,14 +93,12 @@ TRACE_TRY_LIMIT_S = 10
 
 @dataclass(frozen=True)
 class Permissions:
-    """The kernel settings that decide whether py-spy may sample and perf may count. None: unknown."""
+    """The kernel settings that decide whether py-spy may sample. None: unknown."""
 
     yama_scope: int | None
     """Yama's scope: 0 same user, 1 descendants and processes that allow it, 2 CAP_SYS_PTRACE only, 3 none."""
     capable: bool | None  # True if the process has CAP_SYS_PTRACE
     seccomp_filter: bool | None
-    perf_event_paranoid: int | None
-    """perf may count: -1 everything, 0 and 1 also the kernel, 2 own processes in user space, 3 and more nothing."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +112,11 @@ class PySpyTool:
 
 def read_permissions(root: Path = ROOT) -> Permissions:
     status = read_fields(root / "proc/self/status", ":")
-    kernel = root / "proc/sys/kernel"
     seccomp = to_int(status.get("Seccomp"))
     return Permissions(
-        yama_scope=read_int(kernel / "yama/ptrace_scope"),
+        yama_scope=read_int(root / "proc/sys/kernel/yama/ptrace_scope"),
         capable=_has_capability(status.get("CapEff")),
         seccomp_filter=None if seccomp is None else seccomp == 2,
-        perf_event_paranoid=read_int(kernel / "perf_event_paranoid"),
     )
 
 
@@ -160,7 +155,6 @@ INSTALL_PY_SPY = "python -m pip install py-spy"
 BROKEN = f"{REINSTALL} py-spy, or do without: probes.py_spy: false in the scenario"
 _REFUSED = re.compile(r"permission denied|operation not permitted|EPERM", re.IGNORECASE)  # py-spy 0.4.3
 _SCOPES = {0: "0, own processes", 1: "1, processes that allow it", 2: "2, CAP_SYS_PTRACE only", 3: "3, disabled"}
-_PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
 
 
 def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
@@ -186,10 +180,3 @@ def describe(permissions: Permissions) -> str:
     if permissions.seccomp_filter:
         parts.append("a seccomp filter")
     return ", ".join(parts)
-
-
-def check_perf(permissions: Permissions) -> Check:
-    level = permissions.perf_event_paranoid
-    if level is None:
-        return ok("perf", "not in this kernel (not needed)")
-    return ok("perf", f"perf_event_paranoid {level}: {_PERF.get(level, 'nothing')} (not needed)")

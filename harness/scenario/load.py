@@ -28,9 +28,8 @@ def shipped(folder: Path) -> dict[str, Path]:
 
 
 def find_file(given: str | Path, folder: Path) -> Path:
-    """Return the file ``given``, ``given``.yaml in the current folder, or the file of that name in ``folder``.
-
-    Raises InputError for a plain name (no suffix, no folder) without a file. Other paths are returned unchecked.
+    """Return the file ``given``, ``given``.yaml in the current folder, or the file of that name in ``folder``. Raises
+    InputError for a plain name (no suffix, no folder) without a file. Other paths are returned unchecked.
     """
     path = Path(given)
     if len(path.parts) != 1 or path.suffix or path.is_file():
@@ -53,15 +52,12 @@ LOOP = "loop"  # key of a scenario whose arms are programs, as is COMMAND
 COMMAND_LINE = 1_000_000  # Mark.order of options, which come after every file
 
 
-def load_scenario(
-    path: str | Path, sets: list[str] | None = None, *, repeats: int | None = None, interleave: str | None = None
-) -> Scenario:
-    """Read, extend, override and check the scenario file at ``path``, or the shipped scenario of that name.
-
-    ``sets``: ``key=value`` texts with dotted keys of base or settings of the scenario. ``repeats``, ``interleave``
-    override unless None. Raises InputError with file, line, key and allowed values; also for arms that are programs.
+def load_scenario(path: str | Path, sets: Sequence[str] = ()) -> Scenario:
+    """Read, extend, override and check the scenario file at ``path``, or the shipped scenario of that name. ``sets``:
+    ``key=value`` texts with dotted keys of base or settings of the scenario. Raises InputError with file, line, key and
+    allowed values; also for arms that are programs.
     """
-    document = read_overridden(path, sets or (), repeats=repeats, interleave=interleave)
+    document = read_overridden(path, sets)
     if (key := key_of_commands(document)) is not None:
         raise InputError(
             f"{document.marks[(key,)]}: {key}: its arms are your own programs, which this command does not support; "
@@ -73,7 +69,7 @@ def load_scenario(
 def read_overridden(
     path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
 ) -> Document:
-    """Return the scenario file's document, merged with ``extends`` and the options. It is not checked."""
+    """Return the scenario file's document, merged with ``extends`` and the options (None: not given), unchecked."""
     document = read_merged(find_file(path, SCENARIOS))
     for text in sets:
         apply_set(document, text)
@@ -111,7 +107,6 @@ def key_of_commands(document: Document) -> str | None:
 
 def read_merged(path: Path, what: str = "a scenario", needs: str = "name, question and arms") -> Document:
     """Return the document of ``path``, merged over the files that it extends, dotted keys nested, with its marks.
-
     ``what``, ``needs``: kind of file and its required keys, for messages. Raises InputError for an unreadable file or a
     cycle.
     """

@@ -38,10 +38,8 @@ class DottedKeyError(ValueError):
 
 
 def expand(mapping: JsonObject, path: tuple[str, ...] = (), split: Callable[..., None] | None = None) -> Nested:
-    """Return ``mapping`` with every dotted key nested, at any level. ``path``: keys above it.
-
-    ``split(written, parts)`` is called with each path as written and as nested. Raises DottedKeyError for an empty part
-    or a repeated value.
+    """Return ``mapping`` with every dotted key nested, at any level. ``path``: keys above it. ``split(written, parts)``
+    is called with each path as written and as nested. Raises DottedKeyError for an empty part or a repeated value.
     """
     result: Nested = {}
     _expand_into(result, mapping, path, path, split)
@@ -81,9 +79,8 @@ def _expand_into(
 
 
 def merge(under: JsonObject, over: JsonObject, path: tuple[str, ...] = ()) -> Nested:
-    """Merge ``over`` over ``under`` (both nested, at ``path``) key by key; other values are replaced.
-
-    A member of an :data:`EXCLUSIVE` section drops the section's other members from ``under``.
+    """Merge ``over`` over ``under`` (both nested, at ``path``) key by key; other values are replaced. A member of an
+    :data:`EXCLUSIVE` section drops the section's other members from ``under``.
     """
     members = EXCLUSIVE.get(path, ())
     if any(over.get(member) is not None for member in members):

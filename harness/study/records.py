@@ -172,10 +172,8 @@ class RunFacts:
 
     def gave_no_items(self, workers: int) -> bool:
         """Return True if ``workers`` idle loader workers made no batch because an iterable dataset had too few items
-        for them.
-
-        In this trainer's own runs: if the dataset is iterable. In an attached program: if at least ``workers`` workers
-        are recorded as out of items.
+        for them. In this trainer's own runs: if the dataset is iterable. In an attached program: if at least
+        ``workers`` workers are recorded as out of items.
         """
         return bool(self.iterable) if self.attached is None else (self.empty_workers or 0) >= workers
 
@@ -299,7 +297,6 @@ class RunRecord:
 @dataclass(frozen=True)
 class CodeRecord:
     """A state of the code that an arm runs: ``folder`` has harness/ and trainer/, ``python`` is the interpreter.
-
     ``directory``: working directory of its runs, with the user's own code; None: as the launcher. ``path``: further
     folders that its runs import the user's code from.
     """
@@ -314,10 +311,9 @@ class CodeRecord:
 
 @dataclass(frozen=True)
 class OtherDefault:
-    """A setting whose default differs between base and head of ``harness regress``.
-
-    ``lacking``: the side whose code has no such setting, if any. ``base`` is then the value that this side behaves as
-    if set to, and ``asked`` has the values that arms ask for.
+    """A setting whose default differs between base and head of ``harness regress``. ``lacking``: the side whose code
+    has no such setting, if any. ``base`` is then the value that this side behaves as if set to, and ``asked`` has the
+    values that arms ask for.
     """
 
     key: str

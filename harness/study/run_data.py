@@ -123,9 +123,8 @@ class _Lazy:
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """One run, read back from its folder: record, tables (None if missing) and ``probes`` (probes.json).
-
-    A large table is read anew at each access of its field, so keep the result while you need it.
+    """One run, read back from its folder: record, tables (None if missing) and ``probes`` (probes.json). A large table
+    is read anew at each access of its field, so keep the result while you need it.
     """
 
     record: RunRecord

@@ -40,35 +40,29 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
 
 
+class _StudyFile:
+    """Path of a file or folder of this name in a study's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: StudyFolder, owner: type) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class StudyFolder:
     """The folder of one study (results/<scenario>/<UTC time>-<id>/), with methods to read and write its files."""
 
     path: Path
 
-    @property
-    def study_json(self) -> Path:
-        return self.path / "study.json"
-
-    @property
-    def summary_md(self) -> Path:
-        return self.path / "summary.md"
-
-    @property
-    def summary_html(self) -> Path:
-        return self.path / "summary.html"
-
-    @property
-    def summary_json(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def plots(self) -> Path:
-        return self.path / "plots"
-
-    @property
-    def timeline(self) -> Path:
-        return self.path / "timeline.json.gz"
+    study_json = _StudyFile("study.json")
+    summary_md, summary_html, summary_json = (
+        _StudyFile("summary.md"),
+        _StudyFile("summary.html"),
+        _StudyFile("summary.json"),
+    )
+    plots, timeline = _StudyFile("plots"), _StudyFile("timeline.json.gz")
 
     def run(self, arm: str, block: int) -> Path:
         """Return the folder of a run, runs/ARM/BLOCK. Raises InputError if ``arm`` is no name of a single folder."""

@@ -6,7 +6,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,8 +49,8 @@ class StoredTable:
             return
         _give_back_at_once()
         if as_written:
-            self._opened().close()
-            return
+            with self._opened():
+                return
         import pyarrow as pa
 
         for _ in self.batches([name for name, _ in self._columns]):
@@ -72,7 +72,9 @@ class StoredTable:
         if self._kept is not None:
             return self._kept
         with self._opened() as file:
-            table = self._complete(file.read())
+            # Threads cost a small table more than they save.
+            threads = self._path.stat().st_size > SMALL_FILE_BYTES
+            table = self._complete(file.read(_own_names(file), use_threads=threads))
         if table.nbytes <= KEPT_BYTES:
             self._kept = table
         return table
@@ -89,42 +91,35 @@ class StoredTable:
         """Return the rows that the pyarrow expression ``chosen`` selects. Row groups without such rows are not read."""
         if self._kept is not None:
             return self._kept.filter(chosen)
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
-            with self._opened() as file:
-                names = file.own_names
-            return self._complete(
-                pq.read_table(self._path, columns=names, filters=chosen, page_checksum_verification=True)
-            )
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(error) from error
+        with self._opened() as file:
+            table = pq.read_table(self._path, columns=_own_names(file), filters=chosen, page_checksum_verification=True)
+        return self._complete(table)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield pieces of at most :data:`BATCH_ROWS` rows. Texts may be dictionary-encoded."""
         if self._kept is not None:
             yield from self._kept.select(columns).to_batches()
             return
-        import pyarrow as pa
-
         with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
             present = [name for name in columns if name in file.schema_arrow.names]
-            try:
-                # Reading group by group takes half the time of reading across their borders.
-                for group in _one_ahead(partial(file.read_row_group, columns=present), file.num_row_groups):
-                    yield from self._complete(group, columns).select(columns).to_batches(BATCH_ROWS)
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise self._unreadable(error) from error
+            # Reading group by group takes half the time of reading across their borders.
+            for group in _one_ahead(partial(file.read_row_group, columns=present), file.num_row_groups):
+                yield from self._complete(group, columns).select(columns).to_batches(BATCH_ROWS)
 
-    def _opened(self, dictionaries: Sequence[str] = ()) -> _Reading:
+    @contextmanager
+    def _opened(self, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
+        """Open the parquet file. Errors while it is read become InputError."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
-            file = pq.ParquetFile(self._path, read_dictionary=list(dictionaries), page_checksum_verification=True)
-            check_names(self._path, file.schema_arrow.names)
-            return _Reading(file, self)
+            with pq.ParquetFile(
+                self._path, read_dictionary=list(dictionaries), page_checksum_verification=True
+            ) as file:
+                check_names(self._path, file.schema_arrow.names)
+                yield file
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from error
 
@@ -137,34 +132,9 @@ class StoredTable:
         return completed(self._path, table, self._columns, wanted)
 
 
-class _Reading:
-    """An open parquet file of a :class:`StoredTable`. Errors while reading it become InputError."""
-
-    def __init__(self, file: Any, table: StoredTable) -> None:
-        self._file, self._table = file, table
-
-    def __enter__(self) -> _Reading:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    @property
-    def own_names(self) -> list[str]:
-        """Names of the file's columns, without those that repeat the run's arm and block."""
-        return [name for name in self._file.schema_arrow.names if name not in OF_RUN]
-
-    def read(self) -> pa.Table:
-        import pyarrow as pa
-
-        try:
-            # Threads cost a small table more than they save.
-            return self._file.read(self.own_names, use_threads=self._table._path.stat().st_size > SMALL_FILE_BYTES)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._table._unreadable(error) from error
+def _own_names(file: Any) -> list[str]:
+    """Return the names of a parquet file's columns, without those that repeat the run's arm and block."""
+    return [name for name in file.schema_arrow.names if name not in OF_RUN]
 
 
 def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:

@@ -22,29 +22,18 @@ from harness.show.words import ms, signed_percent
 
 BASE = {
     "model": {"layers": 2, "width": 128, "heads": 4},
-    "data": {
-        "corpus": {"builtin": "python-docs"},
-        "tokenizer": {"train": {"vocab_size": 2048}},
-        "sequence_length": 128,
-        "batch_size": 4,
-    },
+    "data": {"corpus": {"builtin": "python-docs"}, "tokenizer": {"train": {"vocab_size": 2048}}, "sequence_length": 128,
+     "batch_size": 4},
     "compute": {"device": "cpu", "threads": 1},
-}
+}  # fmt: skip
 # What differs: where the time goes. Inline tokenization with passes and checkpoints; workers; gradient accumulation.
 TRAININGS: dict[str, dict[str, Any]] = {
-    "inline": {
-        "data.path": "text-padded",
-        "evaluation": {"every_steps": 500, "batches": 8},
-        "checkpoint": {"every_steps": 500},
-    },
+    "inline": {"data.path": "text-padded", "evaluation": {"every_steps": 500, "batches": 8},
+     "checkpoint": {"every_steps": 500}},
     "workers": {"data.path": "text-stream", "data.workers": 1},
-    "accumulated": {
-        "data.path": "tokens-mmap",
-        "data.access": "zero-copy",
-        "optimizer.accumulation": 8,
-        "checkpoint": {"every_steps": 20, "asynchronous": False},
-    },
-}
+    "accumulated": {"data.path": "tokens-mmap", "data.access": "zero-copy", "optimizer.accumulation": 8,
+     "checkpoint": {"every_steps": 20, "asynchronous": False}},
+}  # fmt: skip
 
 
 def _call(*words: str) -> str:
@@ -64,7 +53,6 @@ def compare(name: str, minutes: float, folder: Path) -> list[str]:
     out = folder / f"training-{name}"
     _call("train", str(scenario), "--steps", str(steps), "--out", str(out), "--set", "budget={hours: 24}")
     found = read_cost(out)
-    assert found is not None
     assert found.error is not None
     report = json.loads(_call("report", str(out), "--format", "json"))["arms"][name]
     step_ms, waited_ms = report["step_ms"]["median"], report["contended_ms"] or 0.0

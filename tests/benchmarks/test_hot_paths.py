@@ -23,6 +23,7 @@ from trainer.data.prepare import prepare
 pytestmark = pytest.mark.slow  # measurements
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("access", ["scalar", "zero-copy"])
 @pytest.mark.parametrize("path", ["text-padded", "tokens-padded", "tokens-stream"])
 def test_next_batch(benchmark, path: str, access: str) -> None:

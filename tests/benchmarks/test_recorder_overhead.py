@@ -29,7 +29,7 @@ REPETITIONS = 80
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["recorder", "all default probes"])
+@pytest.mark.parametrize("what", [pytest.param("recorder", marks=pytest.mark.nightly), "all default probes"])
 def test_overhead_on_a_10_ms_step(benchmark, what) -> None:
     config = TrainerConfig()
     compute = InjectedCompute(NoCompute(), ComputeInject(forward_ms=3, backward_ms=5, optimizer_ms=2), seed=0)

@@ -47,7 +47,7 @@ def one_core() -> Callable[[], object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_step", [all_cores, one_core])
+@pytest.mark.parametrize("make_step", [pytest.param(all_cores, marks=pytest.mark.nightly), one_core])
 def test_sampler_cost_of_a_10_ms_step(benchmark, make_step) -> None:
     import pyarrow as pa
 

@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -34,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from harness.explain.statistics import Estimate, from_blocks
-from harness.machine.environment import read_environment
+from harness.machine.environment import record_environment
 from tests.benchmarks.peer_loops import FUSED, LEDGER, NANOGPT, OURS, TRANSFORMERS
 from tests.benchmarks.peer_process import Contestant
 from trainer.config import TrainerConfig
@@ -267,7 +266,7 @@ def main() -> int:
     about = {
         "command": "python -m tests.benchmarks.training_peers " + " ".join(sys.argv[1:]),
         "utc": datetime.now(UTC).isoformat(timespec="minutes"),
-        "cpu": read_environment().cpu or platform.machine(),
+        "cpu": record_environment()["cpu"],
         "cores": len(os.sched_getaffinity(0)),
         "torch": version("torch"),
         "transformers": version("transformers"),

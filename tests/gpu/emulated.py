@@ -29,7 +29,6 @@ def leased(job: str, folder: Path, environment: Mapping[str, str] | None = None)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (folder / "all.tar.gz").exists()
     result = Result.read(folder / EMULATED / job)
-    assert result is not None
     assert (result.status, result.problem) == (DONE, "")
     assert all(one.holds is None for one in result.figures), "an emulated card meets no target"
     return folder / EMULATED / job, result

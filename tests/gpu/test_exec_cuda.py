@@ -35,7 +35,6 @@ def losses(text: str) -> list[str]:
 
 def step_ms(text: str) -> float:
     found = re.search(r"milliseconds a step (\S+)", text)
-    assert found is not None
     return float(found[1])
 
 

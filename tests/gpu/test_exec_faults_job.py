@@ -31,7 +31,6 @@ def place_in(folder: Path, seconds: float = 300.0) -> Place:
 
 def seen(place: Place) -> dict[str, float | str | None]:
     found = Result.read(place.out)
-    assert found is not None
     return {figure.name: figure.seen for figure in found.figures}
 
 
@@ -160,7 +159,7 @@ def test_a_fix_that_may_save_nothing_does_not_hold(tmp_path: Path, least: float,
 def test_a_process_that_does_not_end_is_killed_and_keeps_what_it_printed(tmp_path: Path) -> None:
     place = place_in(tmp_path)
     code = "import time; print('{\"script\": 1}\\n{\"cut', end='', flush=True); time.sleep(600)"
-    with exec_faults._lines(place, "", ["-c", code], 10.0) as rows:
+    with exec_faults._lines(place, "", ["-c", code], 3.0) as rows:
         assert list(rows) == [{"script": 1}]
     assert seen(place) == {"watched: ended early": "exit code -9"}
 

@@ -43,7 +43,6 @@ def place_in(folder: Path, device: str = CUDA) -> Place:
 
 def figures(place: Place) -> dict[str, Figure]:
     found = Result.read(place.out)
-    assert found is not None
     return {figure.name: figure for figure in found.figures}
 
 
@@ -88,6 +87,7 @@ def test_outcomes_before_a_kill_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
     place = place_in(tmp_path)
     path, outcomes = tmp_path / "test_some.py", tmp_path / "outcomes"
@@ -99,6 +99,7 @@ def test_a_file_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
     place = place_in(tmp_path)
     path, outcomes = tmp_path / "test_some.py", tmp_path / "outcomes"

@@ -100,7 +100,6 @@ repeats: 500
     finally:
         signal.signal(signal.SIGINT, before)
     study = studies.read_study(here, "many", here.until)
-    assert study is not None
     assert study.folder.read_study().status == "interrupted"
     assert set(study.arms) == {"a", "b"}
     studies.add_figures(replace(here, device="cuda"), study, 500)
@@ -118,7 +117,6 @@ def test_a_killed_study_is_reported_by_the_job(tmp_path: Path, monkeypatch: pyte
     (folder / "study.json").write_text("{}")
     study = studies.read_study(place(tmp_path, 60), "name", time.monotonic() + 60)
     assert ran == [["report", str(folder)]]
-    assert study is not None
     assert (study.arms, study.comparisons) == ({}, [])
 
 

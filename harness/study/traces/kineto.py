@@ -64,11 +64,10 @@ def open_trace(source: Path | bytes) -> IO[bytes]:
 
 
 def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
-    """Return the duration and memory events of a trace as a table, and everything else in it as JSON.
-
-    Columns: cat, name, pid, tid, ts_ns and dur_ns (ns on the trace's own clock; dur_ns 0 without a duration), the keys
-    of :data:`ARGUMENTS`, shapes (JSON as text). Raises ValueError if the text is no whole JSON object, KeyError if it
-    has no ``traceEvents``.
+    """Return the duration and memory events of a trace as a table, and everything else in it as JSON. Columns: cat,
+    name, pid, tid, ts_ns and dur_ns (ns on the trace's own clock; dur_ns 0 without a duration), the keys of
+    :data:`ARGUMENTS`, shapes (JSON as text). Raises ValueError if the text is no whole JSON object, KeyError if it has
+    no ``traceEvents``.
     """
     import pyarrow as pa
 
@@ -87,15 +86,6 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
         raise ValueError("not a JSON object")
     parts.append(_events_table(rest.pop("traceEvents")))
     return pa.concat_tables(parts).unify_dictionaries(), rest
-
-
-def parse_header(file: IO[bytes]) -> JsonObject:
-    """Return the JSON before the first event of a trace. Raises ValueError if it is no JSON object."""
-    head, marker, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
-    content = json.loads(head + marker + b"]}")
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content
 
 
 def _schema() -> pa.Schema:
@@ -211,7 +201,6 @@ _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, Ar
 
 def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: str = "main") -> pa.Table:
     """Read a torch.profiler trace, plain or gzipped, as a table of its duration and memory events.
-
     ``realtime_minus_monotonic_ns`` makes ``start_ns`` CLOCK_MONOTONIC. ``role``: of the process; work on a device has
     the role ``device``. Raises InputError if the file is missing, truncated or no trace.
     """
@@ -239,7 +228,11 @@ def read_header(path: Path) -> JsonObject:
     """Return the metadata before a trace's first event. Raises InputError as :func:`read_profile` does."""
     try:
         with open_trace(path) as file:
-            return parse_header(file)
+            head, marker, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
+        content = json.loads(head + marker + b"]}")
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+        return content
     except _BAD as error:
         raise InputError(f"{path}: not a whole trace of torch.profiler ({_line(error)})") from error
 
@@ -318,9 +311,8 @@ def header(path: Path) -> JsonObject:
 
 
 def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
-    """Return the tables of all profiles in a run's folder, and a line for each damaged file.
-
-    ``clock_offsets``: realtime minus monotonic clock in ns, from probes.json, for files that do not have it.
+    """Return the tables of all profiles in a run's folder, and a line for each damaged file. ``clock_offsets``:
+    realtime minus monotonic clock in ns, from probes.json, for files that do not have it.
     """
     tables, problems = [], []
     for path, role in files(folder):

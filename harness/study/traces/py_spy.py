@@ -35,7 +35,7 @@ import zlib
 from collections.abc import Mapping, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from harness.study.traces.kineto import open_trace
 from trainer.errors import InputError
@@ -43,16 +43,16 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from harness.study.run_data import PySpyRecord
+
 MARK = "harness_clock_mark_"
 _NUMBER = re.compile(rf"{MARK}(\d+)\b")
 
 
 class FittedClock(NamedTuple):
-    """Offset of py-spy's clock, fitted by :func:`align`: CLOCK_MONOTONIC = py-spy's time + ``offset_ns``.
-
-    Each sampled start or end of a clock mark (an edge) bounds the offset from both sides. ``agreeing`` of ``edges``
-    edges allow every offset within ``error_ns`` of it. 9 in 10 of all edges allow one within ``late_ns``: some samples
-    are late.
+    """Offset of py-spy's clock, fitted by :func:`align`: CLOCK_MONOTONIC = py-spy's time + ``offset_ns``. Each sampled
+    start or end of a clock mark (an edge) bounds the offset from both sides. ``agreeing`` of ``edges`` edges allow
+    every offset within ``error_ns`` of it. 9 in 10 of all edges allow one within ``late_ns``: some samples are late.
     """
 
     offset_ns: int
@@ -79,7 +79,6 @@ def mark_number(frame: str) -> int | None:
 
 def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
     """Fit the offset of the other clock from sorted ``samples``: (ns, number of the mark in the stack or None).
-
     ``marks[k]``: start and end of mark k, CLOCK_MONOTONIC. Raises InputError if no mark was sampled.
     """
     intervals = list(_edges(samples, marks))
@@ -247,32 +246,7 @@ _APART_US = 250
 MOST_HZ = 1e6  # more than py-spy supports
 
 
-class StackRecording(Protocol):
-    """Recording conditions of a trace (``harness.study.run_data.PySpyRecord`` implements them)."""
-
-    @property
-    def rate_hz(self) -> float: ...
-
-    @property
-    def gil(self) -> bool: ...
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def metronome(self) -> Sequence[int]: ...
-
-    @property
-    def marks(self) -> Sequence[tuple[int, int]]: ...
-
-    @property
-    def window(self) -> tuple[int, int]: ...
-
-    @property
-    def roots(self) -> Sequence[str]: ...
-
-
-def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int, str]) -> pa.Table:
+def read_stacks(source: Path | bytes, facts: PySpyRecord, roles: Mapping[int, str]) -> pa.Table:
     """Return the stack samples of a window as a table, sorted by thread and time.
 
     ``source``: py-spy's trace (gzipped or not). ``facts``: how it was recorded. ``roles``: "main" or "loader-K" by
@@ -327,9 +301,8 @@ def clock_of(samples: pa.Table) -> FittedClock:
 
 def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
     """Return (stack, time in us until which it holds) for each thread and sample, grouped by thread, in order of time.
-    ``metronome``: process ids, as in :func:`_begins`.
-
-    A thread that did not change in a sample has the same stack again; with ``held`` (py-spy's --gil) it has no row.
+    ``metronome``: process ids, as in :func:`_begins`. A thread that did not change in a sample has the same stack
+    again; with ``held`` (py-spy's --gil) it has no row.
     """
     end_us = changes[-1].time_us if changes else 0
     shown = [change for change in changes if change.stack is not None]  # The other changes mark the end of the trace.
@@ -379,7 +352,7 @@ def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
     return begins
 
 
-def _window(facts: StackRecording) -> tuple[int, int]:
+def _window(facts: PySpyRecord) -> tuple[int, int]:
     """Return start and end of the window (ns). Raises InputError if window, rate or clock marks are impossible."""
     start_ns, end_ns = facts.window
     if not 0 <= start_ns < end_ns < 1 << 63:
@@ -393,7 +366,7 @@ def _window(facts: StackRecording) -> tuple[int, int]:
     return start_ns, end_ns
 
 
-def _clock(main: Sequence[MemoryChange], facts: StackRecording) -> FittedClock:
+def _clock(main: Sequence[MemoryChange], facts: PySpyRecord) -> FittedClock:
     observed = [
         (
             row.time_us * 1000,

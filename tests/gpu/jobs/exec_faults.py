@@ -77,17 +77,13 @@ FAULTS = (
     Fault("item_each_step", ("loss.item()",), r"\.item\b|_local_scalar_dense|StreamSynchronize"),
     Fault("synchronizing_logger", ("cuda.synchronize()", "times.log()"), r"cuda\.synchronize|DeviceSynchronize"),
     Fault("blocking_copies", ("teacher.to(", "ids.to("), r"unpinned|pageable|pin_memory|non_blocking|cudaMemcpy"),
-    Fault(
-        "tokenizing_collate",
-        ("tokenizer.encode(", "encode(tokenizer"),
-        r"tokenize [\d.]+|data: tokenize|INPUT-BOUND \(tokenize\)",
-        idle_for=STAGES,
-    ),
+    Fault("tokenizing_collate", ("tokenizer.encode(", "encode(tokenizer"),
+     r"tokenize [\d.]+|data: tokenize|INPUT-BOUND \(tokenize\)", idle_for=STAGES),
     Fault("micro_batches", (), r"[Ll]aunch-bound", bound="launch"),
     Fault("hand_written_attention", ("scores",), r"[Aa]ttention|sdpa|softmax"),
     Fault("allocator_retries", (), r"alloc\w+ retr|cudaMalloc|cached blocks|fragment"),
     Fault("recompiling_lengths", ("compiled(ids)", "torch.compile("), r"graphs? compiled in|RECOMPILING"),
-)
+)  # fmt: skip
 TRIED = ("item_each_step", "tokenizing_collate")  # on an emulated device
 
 

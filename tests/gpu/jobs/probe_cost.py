@@ -191,7 +191,6 @@ def _cost(place: Place, loops: Loops, case: Case, seconds: float) -> None:
     if probe is not None and probe.report().failed:
         return
     ratio = from_blocks([math.log(one) for one in ratios])
-    assert ratio is not None
     low, high = (None if end is None else _percent(end) for end in (ratio.ci_low, ratio.ci_high))
     asked = f"at most {ALWAYS_ON:g} %" if case.always_on else ""
     holds = _at_most(ALWAYS_ON, low, high) if asked else None

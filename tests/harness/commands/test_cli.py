@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 
 from harness import __version__
 from harness.cli import COMMANDS, GROUPS, _parser
+from harness.study.contract import STEP_COLUMNS, column_reference
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
@@ -58,11 +59,6 @@ def refused(*words: str) -> str:
     return done.stderr.removeprefix("harness: ").rstrip("\n")
 
 
-def test_two_dashes_are_no_value() -> None:
-    """argparse makes an empty list of them, which no command expects."""
-    assert refused("compare", "a", "b", "--undecided-exit=--") == "--undecided-exit: '--' is not a value"
-
-
 HELP = """
 import json, os, sys
 from harness.cli import main
@@ -99,7 +95,7 @@ def test_help_waits_for_no_command(help_modules: dict[str, set[str]]) -> None:
 
 
 def module_of(command: str) -> str:
-    return COMMANDS[command].place.partition(":")[0]
+    return COMMANDS[command].module_name
 
 
 @pytest.mark.slow
@@ -121,7 +117,7 @@ def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it(
     shared = {"__init__", "actions", "api", "arguments", "budgets", "data_needs", "durations", "exit_codes", "output"}
     files = {path.stem for path in folder.glob("*.py")} - shared
     actions = [found for name in ("data", "export", "import") for found in COMMANDS[name].module().ACTIONS.values()]
-    assert files == {command.place.partition(":")[0].rpartition(".")[2] for command in (*COMMANDS.values(), *actions)}
+    assert files == {command.place.partition(":")[0] for command in (*COMMANDS.values(), *actions)}
     for action in actions:
         assert callable(action.function())
         assert callable(getattr(action.module(), action.arguments))
@@ -163,21 +159,26 @@ def test_the_help_of_every_value_names_it_and_says_what_it_is() -> None:
             if unclear.match(action.help or "") or action.metavar in ("X", "VALUE")} == set()  # fmt: skip
 
 
-def test_plan() -> None:
-    words = "run scenarios/quickstart.yaml --plan --repeats 2 --arm text-* --set data.batch_size=3"
-    done = harness(*words.split())
+def test_the_plan_has_every_run_as_a_table_and_as_json() -> None:
+    words = [
+        "run",
+        "scenarios/quickstart.yaml",
+        "--plan",
+        "--repeats",
+        "2",
+        "--arm",
+        "text-*",
+        "--set",
+        "data.batch_size=3",
+    ]
+    done = harness(*words)
     assert done.returncode == 0, done.stderr
-    *table, counts, _duration = done.stdout.splitlines()
+    _, *table, counts, _duration = done.stdout.splitlines()
     assert counts == "8 runs: 2 blocks x 4 (1 arm, 3 controls); 0 comparisons"
-    arms = {"text-padded", "text-padded+a-a", "text-padded+ideal-data", "text-padded+data-only"}
-    assert {row.split()[2] for row in table[1:5]} == arms
-
-
-def test_the_plan_for_programs_has_the_runs_of_the_table() -> None:
-    table = harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2").stdout.splitlines()
-    plan = json.loads(harness("run", "scenarios/quickstart.yaml", "--plan", "--repeats", "2", "--json").stdout)
+    plan = json.loads(harness(*words, "--json").stdout)
     planned = [[str(block), name] for block, names in enumerate(plan["blocks"]) for name in names]
-    assert [row.split()[1:3] for row in table[1:-2]] == planned
+    assert [row.split()[1:3] for row in table] == planned
+    assert set(plan["arms"]) == {"text-padded", *(f"text-padded+{kind}" for kind in ("a-a", "ideal-data", "data-only"))}
     assert plan["arms"]["text-padded+a-a"]["of"] == "text-padded"
     assert plan["arms"]["text-padded+ideal-data"]["config"]["data"]["replay"] is True
 
@@ -205,28 +206,32 @@ def test_the_committed_schema_is_the_printed_one() -> None:
         assert reference in schema["$defs"]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["rnu"], f"unknown command 'rnu'; did you mean 'run'? allowed: {', '.join(COMMANDS)}"),
-        (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, "),
-        (["run", "x.yaml", "--repeets", "3"], "run: unknown argument '--repeets'; did you mean '--repeats'? allowed: "),
-        (["run", "x.yaml", "--repeats", "x"], "argument --repeats: invalid int value: 'x'; see harness run --help"),
-        (["exec", "python", "x.py"], "exec: put -- before the command: harness exec -- python x.py"),
-        (["exec", "--steps", "3", "python", "x.py", "--lr", "1"],
-         "exec: put -- before the command: harness exec --steps 3 -- python x.py --lr 1"),
-        (["exec", "python", "x.py", "--", "--lr", "1"], "exec: put -- before the command: harness exec -- python x.py"),
-        (["exec", "--steps", "3"], "exec: give a command: harness exec -- python train.py"),
-        (["run"], "run: give a scenario file (scenarios/*.yaml), or --resume STUDY"),
-        (["run", "--resume", "x", "--set", "a=1"], "run --resume: --set cannot be combined with it"),
-        (["run", "scenarios"], "scenarios: is a directory; give a scenario file (*.yaml)"),
-        (["run", "scenarios/quickstat.yaml"], "scenarios/quickstat.yaml: no such file; scenarios has "),
-        (["data", "verify", "scenarios/quickstart.yaml", "--set", "data.x=1"], "--set data.x=1: base.data.x: unknown"),
-        (["report", "x", "--format", "pdf"], "argument --format: invalid choice: 'pdf'"),
-        (["report", "scenarios"], "scenarios/study.json: no such file; is this a study folder"),
-        ([], "the following arguments are required: COMMAND; see harness --help"),
-    ],
-)  # fmt: skip
+def test_the_command_prints_a_line_for_each_column() -> None:
+    done = harness("schema", "--columns")
+    assert (done.returncode, done.stdout) == (0, column_reference())
+    assert all(f"| `{name}` | {kind} | " in done.stdout for name, kind in STEP_COLUMNS)
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["compare", "a", "b", "--undecided-exit=--"], "--undecided-exit: '--' is not a value"),
+    (["rnu"], f"unknown command 'rnu'; did you mean 'run'? allowed: {', '.join(COMMANDS)}"),
+    (["data", "verfy", "x"], "data: unknown action 'verfy'; did you mean 'verify'? allowed: pretokenize, "),
+    (["run", "x.yaml", "--repeets", "3"], "run: unknown argument '--repeets'; did you mean '--repeats'? allowed: "),
+    (["run", "x.yaml", "--repeats", "x"], "argument --repeats: invalid int value: 'x'; see harness run --help"),
+    (["exec", "python", "x.py"], "exec: put -- before the command: harness exec -- python x.py"),
+    (["exec", "--steps", "3", "python", "x.py", "--lr", "1"],
+     "exec: put -- before the command: harness exec --steps 3 -- python x.py --lr 1"),
+    (["exec", "python", "x.py", "--", "--lr", "1"], "exec: put -- before the command: harness exec -- python x.py"),
+    (["exec", "--steps", "3"], "exec: give a command: harness exec -- python train.py"),
+    (["run"], "run: give a scenario file (scenarios/*.yaml), or --resume STUDY"),
+    (["run", "--resume", "x", "--set", "a=1"], "run --resume: --set cannot be combined with it"),
+    (["run", "scenarios"], "scenarios: is a directory; give a scenario file (*.yaml)"),
+    (["run", "scenarios/quickstat.yaml"], "scenarios/quickstat.yaml: no such file; scenarios has "),
+    (["data", "verify", "scenarios/quickstart.yaml", "--set", "data.x=1"], "--set data.x=1: base.data.x: unknown"),
+    (["report", "x", "--format", "pdf"], "argument --format: invalid choice: 'pdf'"),
+    (["report", "scenarios"], "scenarios/study.json: no such file; is this a study folder"),
+    ([], "the following arguments are required: COMMAND; see harness --help"),
+])  # fmt: skip
 def test_a_wrong_command_line_is_one_line(words: list[str], line: str) -> None:
     assert refused(*words).startswith(line)
 
@@ -254,8 +259,6 @@ def test_report_prints_the_first_screen_and_where_the_summary_lies(tmp_path: Pat
     "trace {} --run none/0",  # refused once the study is read, as it serves until Ctrl-C
     "whatif {} --set tokenize=0 --json",
     "compare {} {} --json",
-    pytest.param("baseline save {} --baselines kept", marks=pytest.mark.slow),  # asks git
-    "baseline check {} --baselines nowhere",
 ])  # fmt: skip
 def test_the_folder_of_a_scenario_is_its_newest_study(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -275,55 +278,57 @@ def test_the_folder_of_a_scenario_is_its_newest_study(
     assert (named.returncode, shown) == (given.returncode, given.stdout + given.stderr)
 
 
-class TestReportWithoutTables:
-    """What was reported once is not replaced by a page of nothing when the tables are gone."""
+def lose_runs(folder: StudyFolder) -> str:
+    shutil.rmtree(folder.path / "runs")
+    folder.summary_json.unlink()  # the study's own status says that there was something
+    return (
+        f"{folder.path}: no table of its runs is left (no {folder.path / 'runs'}/*/*/run.json); its report is unchanged"
+    )
 
-    @pytest.fixture(scope="class")
-    def whole(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("reported")
-        write(StudyFolder(folder), *build([Arm("text", tokenize=3.0), Arm("tokens")], [("text", "tokens")], blocks=3))
-        assert harness("report", str(folder)).returncode == 0
-        return folder
 
-    @pytest.fixture
-    def reported(self, whole: Path, tmp_path: Path) -> StudyFolder:
-        return StudyFolder(Path(shutil.copytree(whole, tmp_path / "study")))
+def lose_tables(folder: StudyFolder) -> str:
+    for path in folder.path.glob("runs/*/*/*.parquet"):
+        path.unlink()
+    why = "it was done, but its steps.parquet is missing"
+    return f"{folder.path}: no table of its runs is left ({why}); its report is unchanged"
 
-    def refused_and_untouched(self, folder: StudyFolder) -> str:
-        before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-        line = refused("report", str(folder.path))
-        assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
-        return line
 
-    def test_no_runs_folder(self, reported: StudyFolder) -> None:
-        shutil.rmtree(reported.path / "runs")
-        (reported.path / "summary.json").unlink()  # the study's own status says that there was something
-        line = self.refused_and_untouched(reported)
-        missing = f"no {reported.path / 'runs'}/*/*/run.json"
-        assert line == f"{reported.path}: no table of its runs is left ({missing}); its report is unchanged"
+def damage_tables(folder: StudyFolder) -> str:
+    for path in folder.path.glob("runs/*/*/steps.parquet"):
+        path.write_bytes(b"PAR1")
+    return "not a readable parquet file"
 
-    def test_records_without_tables(self, reported: StudyFolder) -> None:
-        for path in reported.path.glob("runs/*/*/*.parquet"):
-            path.unlink()
-        why = "it was done, but its steps.parquet is missing"
-        line = self.refused_and_untouched(reported)
-        assert line == f"{reported.path}: no table of its runs is left ({why}); its report is unchanged"
 
-    def test_damaged_tables(self, reported: StudyFolder) -> None:
-        for path in reported.path.glob("runs/*/*/steps.parquet"):
-            path.write_bytes(b"PAR1")
-        assert "not a readable parquet file" in self.refused_and_untouched(reported)
+def lose_runs_of_an_interrupted_study(folder: StudyFolder) -> str:
+    folder.write_study(replace(folder.read_study(), status="interrupted"))
+    shutil.rmtree(folder.path / "runs")
+    return "no table of its runs is left"
 
-    def test_an_interrupted_study_that_had_figures(self, reported: StudyFolder) -> None:
-        reported.write_study(replace(reported.read_study(), status="interrupted"))
-        shutil.rmtree(reported.path / "runs")
-        self.refused_and_untouched(reported)
 
-    def test_a_study_in_which_every_run_failed_has_a_page(self, tmp_path: Path) -> None:
-        write(StudyFolder(tmp_path), *build([Arm("text", failed_blocks=(0, 1, 2))], [], blocks=3, status="failed"))
-        for _ in range(2):  # its own page of before has no figures to lose
-            assert harness("report", str(tmp_path)).returncode == 0
-        assert "killed by signal 9" in (tmp_path / "summary.md").read_text()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reported")
+    write(StudyFolder(folder), *build([Arm("text", tokenize=3.0), Arm("tokens")], [("text", "tokens")], blocks=3))
+    assert harness("report", str(folder)).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("lose", [lose_runs, lose_tables, damage_tables, lose_runs_of_an_interrupted_study])
+def test_a_report_is_not_replaced_by_a_page_of_nothing(
+    whole: Path, tmp_path: Path, lose: Callable[[StudyFolder], str]
+) -> None:
+    folder = StudyFolder(Path(shutil.copytree(whole, tmp_path / "study")))
+    reason = lose(folder)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    assert reason in refused("report", str(folder.path))
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_study_in_which_every_run_failed_has_a_page(tmp_path: Path) -> None:
+    write(StudyFolder(tmp_path), *build([Arm("text", failed_blocks=(0, 1, 2))], [], blocks=3, status="failed"))
+    for _ in range(2):  # its own page of before has no figures to lose
+        assert harness("report", str(tmp_path)).returncode == 0
+    assert "killed by signal 9" in (tmp_path / "summary.md").read_text()
 
 
 @pytest.mark.slow
@@ -381,8 +386,6 @@ class TestData:
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = [sys.executable, "-m", "harness", "run", "scenarios/quickstart.yaml", "--plan", "--repeats", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
@@ -401,6 +404,7 @@ def test_every_mistake_of_a_scenario_is_a_line(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_a_script_completes_commands_and_their_options(shell: str) -> None:
     pytest.importorskip("shtab")
@@ -409,12 +413,8 @@ def test_a_script_completes_commands_and_their_options(shell: str) -> None:
     assert "undecided-exit" in done.stdout or shell == "tcsh"  # its options stand without dashes, some by a pattern
     assert all(name in done.stdout for name in COMMANDS)
     assert "token-list" in done.stdout  # of an action of a command
-
-
-@pytest.mark.slow
-def test_bash_reads_its_script() -> None:
-    pytest.importorskip("shtab")
-    subprocess.run(["bash", "-n"], input=harness("completion", "bash").stdout, text=True, check=True)
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
 
 
 def test_a_write_that_fails_names_the_file_and_not_its_temporary_name(

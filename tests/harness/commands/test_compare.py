@@ -36,11 +36,10 @@ def test_compare_decides_and_exits_accordingly(before: str, tmp_path: Path) -> N
     assert "different times" in slow.stdout
     day = harness("compare", before, made(tmp_path / "c", 1.1, seed=2), "--json")
     assert day.returncode == 4, day.stdout
-    assert json.loads(day.stdout)["contests"][0]["cause"] == "day to day"
+    (contest,) = json.loads(day.stdout)["contests"]
+    assert (contest["verdict"], contest["cause"]) == ("undecided", "day to day")
     same = harness("compare", before, made(tmp_path / "d", 1.0, seed=2), "--within", "30%")
     assert same.returncode == 0, same.stdout
-    found = json.loads(harness("compare", before, str(tmp_path / "b"), "--json").stdout)
-    assert found["contests"][0]["verdict"] == "slower"
 
 
 def test_compare_refuses_another_machine_and_says_how_to_insist(before: str, tmp_path: Path) -> None:

@@ -87,7 +87,6 @@ def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path
     assert [one["arm"] for one in found["arms"]] == ["plain", "other"]
     for one, first in zip(found["arms"], (1, 3), strict=True):  # a worker with 2 batches prefetched steps 0 to 2
         run = runs[one["arm"]]
-        assert run.steps is not None
         walls_s = [wall / 1e9 for wall in run.steps["wall_ns"].to_pylist()]
         assert len(walls_s) == 26
         saved = [step for step, wall in enumerate(run.steps["checkpoint_ns"].to_pylist()) if wall]
@@ -99,7 +98,6 @@ def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path
         assert one["step_s"]["worst"] == pytest.approx(max(walls_s[10:20]))
         each_s = each_of_many_s(plain_s, one["step_s"])
         assert one["parts"]["steps"] == pytest.approx(walls_s[0] + 999 * each_s)
-        assert run.evaluations is not None
         passes = run.evaluations.to_pylist()
         for part, times, of in (("passes", 20, None), ("answers", 112, 1)):  # those over questions are others
             own = [row for row in passes if row["questions"] == of]
@@ -117,6 +115,7 @@ def test_the_prediction_follows_from_the_steps_that_were_measured(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_of_an_emulated_device_it_takes_the_price_of_its_profile(tmp_path: Path, scenario: str) -> None:
     emulated = "compute={device: {emulated: gh200}, precision: bf16}"
     words = ["--arm", "plain", "--set", emulated, "--set", "evaluation=null", "--set", "checkpoint=null"]
@@ -148,23 +147,6 @@ def test_a_training_beyond_its_budget_does_not_start(tmp_path: Path, scenario: s
 
 
 @pytest.mark.slow
-def test_a_training_within_its_budget_says_what_was_predicted_and_what_it_took(tmp_path: Path, scenario: str) -> None:
-    out = tmp_path / "out"
-    words = ["train", scenario, "--arm", "plain", "--out", str(out), "--steps", "25", "--set", "budget={hours: 10}"]
-    done = harness(*words)
-    assert done.returncode == 0, done.stderr
-    found = read_cost(out)
-    assert found is not None
-    assert found.standing == "done"
-    assert found.measuring_s > sum(found.measured[0].steps_s)
-    assert found.spent_s > found.measuring_s + sum(found.measured[0].plain_s)
-    assert " of it measuring the first steps" in done.stdout
-    report = harness("report", str(out), "--format", "md")
-    assert "## Cost" in report.stdout
-    assert json.loads((out / "summary.json").read_text())["cost"]["standing"] == "done"
-
-
-@pytest.mark.slow
 def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: Path, scenario: str) -> None:
     """It was predicted to take no time at all."""
     out = tmp_path / "out"
@@ -173,11 +155,10 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: 
     predicted = PredictedCost("training", "small", (instant,), (ArmWork(10**9),), (None,), SpendingLimit(hours=1))
     write_json(out / COST, cost_json(predicted))
     words = ["train", scenario, "--arm", "plain", "--out", str(out), "--set"]
-    stopped = harness(*words, "budget={hours: 0.002}", "--steps", "1000000000")
+    stopped = harness(*words, "budget={hours: 0.001}", "--steps", "1000000000")
     assert stopped.returncode == 1, stopped.stderr
     assert "stopped at the budget; the last checkpoint is saved" in stopped.stderr
     found = read_cost(out)
-    assert found is not None
     assert found.standing == "stopped"
     steps = len((out / "losses.csv").read_text().splitlines()) - 1
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
@@ -189,12 +170,14 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: 
     done = harness(*words, "budget={hours: 1}", "--steps", str(steps + 5), "--resume")
     assert done.returncode == 0, done.stderr
     after = read_cost(out)
-    assert after is not None
     assert after.spent_s > found.spent_s
     assert after.standing == "done"
+    assert "## Cost" in harness("report", str(out), "--format", "md").stdout
+    assert json.loads((out / "summary.json").read_text())["cost"]["standing"] == "done"
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path: Path, scenario: str) -> None:
     sets = ["evaluation=null", "checkpoint=null", "steps=3"]
     words = ["--arm", "plain", *(word for one in sets for word in ("--set", one))]
@@ -212,7 +195,6 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     assert "cost: predicted " in done.stdout
     (folder,) = (tmp_path / "out" / "small").iterdir()
     found = read_cost(folder)
-    assert found is not None
     assert (found.standing, found.of, found.limit) == ("done", "study", SpendingLimit(hours=10))
     assert found.spent_s > found.measuring_s > sum(found.measured[0].steps_s)
     # As if it had been killed before its last run, with all of another budget spent.
@@ -224,7 +206,6 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     resumed = harness("run", "--resume", str(folder), "--budget", "20h")
     assert resumed.returncode == 0, resumed.stderr
     after = read_cost(folder)
-    assert after is not None
     assert (after.standing, after.limit) == ("done", SpendingLimit(hours=20))
     assert after.spent_s > 40_000
 
@@ -243,7 +224,7 @@ def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path:
     (["cost", "--set", "budget={hours: 0}"], "budget.hours"),
     (["cost", "--set", "price_usd_per_hour=-2"], "price_usd_per_hour"),
     (["run", "--budget", "soon"], "--budget 'soon': allowed: a time (6h, 90m, 30s), an amount (20usd), or none"),
-    (["run", "--budget", "0usd"], "--budget '0usd': allowed"),
+    *((["run", f"--budget={limit}"], f"--budget {limit!r}: allowed") for limit in ("0usd", "nan", "-1h", "", "6 m s")),
     (["train", "--arm", "plain", "--epochs", "1", "--set", "budget={hours: 1}"],
      "--epochs: the steps of an epoch are unknown"),
     (["cost", "--set", "evaluation={every_epochs: 1, every_steps: null}"],

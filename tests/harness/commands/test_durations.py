@@ -87,7 +87,6 @@ def test_an_earlier_study_tells_by_the_number_of_steps(
 ) -> None:
     keep(tmp_path, earlier(planned(tmp_path, content)))
     found = expected(planned(tmp_path, content | changes), tmp_path)
-    assert found is not None
     assert found.seconds == pytest.approx(seconds)
     assert "mine/20260101T000000Z-000001 took 90 s for 9 runs" in found.basis
 

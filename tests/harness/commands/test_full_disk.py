@@ -54,15 +54,11 @@ def test_a_place_that_may_not_be_written_is_wrong_input_and_a_full_one_is_not(nu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kibibytes", "what"),
-    [
-        pytest.param(0, "facts", marks=pytest.mark.nightly),
-        pytest.param(4, "tokenizer", marks=pytest.mark.nightly),
-        (1, "pretokenized"),
-    ],
-    ids=["Python", "tokenizers", "pyarrow"],
-)
+@pytest.mark.parametrize(("kibibytes", "what"), [
+    pytest.param(0, "facts", marks=pytest.mark.nightly),
+    pytest.param(4, "tokenizer", marks=pytest.mark.nightly),
+    (1, "pretokenized"),
+], ids=["Python", "tokenizers", "pyarrow"])  # fmt: skip
 def test_a_limit_of_file_sizes(tmp_path: Path, kibibytes: int, what: str) -> None:
     """Each library that writes into the cache meets it: Python, tokenizers, pyarrow."""
     file = scenario(tmp_path)

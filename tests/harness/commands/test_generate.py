@@ -190,7 +190,6 @@ def test_the_kept_tokenizer_follows_the_training(training: Path, tmp_path: Path)
     from trainer.errors import InputError
 
     info = kept(training)
-    assert info is not None
     assert (info.vocab_size, info.eos_id) == (300, 0)
     keep(info, tmp_path)
     written = (tmp_path / "tokenizer/tokenizer.json").stat()
@@ -201,6 +200,5 @@ def test_the_kept_tokenizer_follows_the_training(training: Path, tmp_path: Path)
         kept(tmp_path)
     keep(info, tmp_path)
     found = kept(tmp_path)
-    assert found is not None
     assert found.fingerprint == info.fingerprint
     assert kept(tmp_path / "elsewhere") is None

@@ -38,13 +38,6 @@ def test_a_rate_that_nothing_has(tmp_path: Path, rate: str) -> None:
     assert ": declared.peak_flops_per_s: " in refused("audit", str(path))
 
 
-@pytest.mark.parametrize("limit", ["nan", "-1h", "", "0s", "6 parsecs"])
-def test_a_budget_that_there_is_not(tmp_path: Path, limit: str) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text(SCENARIO)
-    assert "--budget" in refused("run", str(path), "--plan", f"--budget={limit}")
-
-
 @pytest.mark.parametrize("text", ["9" * 5000, "-1", "٣", "1e2", "126", ""])
 def test_an_exit_code_that_there_is_not(text: str) -> None:
     line = refused("compare", "x", "y", f"--undecided-exit={text}")

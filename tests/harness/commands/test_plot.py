@@ -217,6 +217,13 @@ def test_the_pictures_name_axes_units_runs_and_measures(runs: tuple[Path, Path])
     )
 
 
+def test_a_single_loss_is_a_point() -> None:
+    run = PlottedRun("_first", curve([(1, 4.0)]), curve([]), (ChoicePass(0, 9, 0.5, 0.5, 0.5, 0.5),))
+    losses, choices = loss_figure([run], "steps"), choices_figure([run], "acc", "steps")
+    assert all(" _first" in texts(figure) for figure in (losses, choices))  # which matplotlib leaves out of a legend
+    assert [[1.0, 4.0]] in [line.get_xydata().tolist() for line in losses.axes[0].lines if line.get_marker() == "o"]
+
+
 def test_a_loss_that_is_nan_is_marked_and_said(tmp_path: Path) -> None:
     broken = training(tmp_path / "broken", [4.0, math.nan, math.inf, 3.0], EvaluationRow(3, math.nan, None, 64))
     (run,) = find_curves([str(broken)], None)
@@ -272,12 +279,6 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, content: str | No
     assert not (tmp_path / "out").exists()
 
 
-def test_an_old_table_of_passes_is_read(tmp_path: Path) -> None:
-    folder = training(tmp_path / "old", [4.0, 3.0])
-    (folder / "evaluations.csv").write_text("step,loss,accuracy,tokens\n1,3.5,,64\n")
-    assert find_curves([str(folder)], None)[0].validation.tolist() == [[2], [3.5]]
-
-
 def sources(*configs: dict[str, object], arms: tuple[str, ...] = ()) -> list[CurveSource]:
     empty = PlottedRun("", curve([(1, 1.0)]), curve([]))
     names = arms or tuple(f"t{number}" for number in range(len(configs)))
@@ -310,16 +311,6 @@ def test_runs_are_named_by_what_differs() -> None:
         "study: tokens",
         "y/z",
     ]
-
-
-def test_each_run_is_in_the_legend_and_a_single_loss_is_a_point() -> None:
-    run = PlottedRun("_first", curve([(1, 4.0)]), curve([]), (ChoicePass(0, 9, 0.5, 0.5, 0.5, 0.5),))
-    for figure in (loss_figure([run], "steps"), choices_figure([run], "acc", "steps")):
-        assert " _first" in texts(figure)
-    points = [
-        line.get_xydata().tolist() for line in loss_figure([run], "steps").axes[0].lines if line.get_marker() == "o"
-    ]
-    assert [[1.0, 4.0]] in points
 
 
 def test_a_share_that_is_nan_is_said_and_an_empty_picture_refused(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
     done = harness(
         "regress", scenario, "--base", str(ROOT), "--head", str(slower), "--within", "5%", "--budget", "5m",
         "--startup-within", "off", "--memory-within", "off",
-        "--out", str(tmp_path / "out"), "--junit", str(junit), "--markdown", str(comment), cold=True,
+        "--out", str(tmp_path / "out"), "--junit", str(junit), "--markdown", str(comment),
         GITHUB_STEP_SUMMARY=str(step_summary),
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
@@ -86,10 +86,8 @@ def test_a_slowdown_is_found_and_everything_is_written_before_the_exit(
         change = decision["change"]["median"]
         assert 0.5 * DECLARED_MS / baseline_ms < change < 1
     for run in study.runs():
-        assert run.record.startup_ns is not None
-        assert run.record.startup_ns > 0.1e9
-        assert run.record.peak_memory_bytes is not None
-        assert run.record.peak_memory_bytes > 50 * 2**20
+        assert run.record.startup_ns
+        assert (run.record.peak_memory_bytes or 0) > 50 * 2**20
     assert harness("report", str(path)).returncode == 0  # it is a study like any other
 
 
@@ -138,7 +136,6 @@ def test_a_head_that_hangs_ends_with_the_budget(
     (path,) = (out / "tiny").iterdir()
     assert (StudyFolder(path).read_study().status, StudyFolder(path).read_study().blocks) == ("done", 0)
     suite = ElementTree.parse(junit).getroot().find("testsuite")
-    assert suite is not None
     assert (suite.get("errors"), suite.get("failures")) == ("1", "0")  # nothing could be compared
     report = harness("report", str(path))  # nothing to report, in a line
     assert report.returncode in (0, 2)
@@ -160,6 +157,7 @@ def test_a_head_that_cannot_even_be_imported_in_time_is_a_line(
     assert not out.exists()
 
 
+@pytest.mark.nightly
 def test_a_side_that_fails_ends_the_check_and_is_an_error(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
 ) -> None:
@@ -174,7 +172,6 @@ def test_a_side_that_fails_ends_the_check_and_is_an_error(
     assert "text: undecided, RuntimeError: a broken state" in done.stdout
     assert "Traceback" not in done.stderr
     suite = ElementTree.parse(junit).getroot().find("testsuite")
-    assert suite is not None
     assert (suite.get("errors"), suite.get("failures")) == ("1", "0")
     (path,) = (out / "tiny").iterdir()
     assert StudyFolder(path).read_study().blocks == 2  # no budget helps a side that fails each time

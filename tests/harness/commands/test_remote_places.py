@@ -165,6 +165,7 @@ def test_text_is_generated_from_what_lies_there(place: Place, tmp_path: Path, mo
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_is_there_with_every_trial_and_its_report(place: Place, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     corpus = write_parquet(tmp_path / "corpus.parquet", make_texts(60))

@@ -1,12 +1,14 @@
-"""How `harness run` ends."""
+"""How `harness run` ends, and any command that has too little memory."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from harness import cli
 from harness.commands import run
 from harness.launch.study import Outcome
 from harness.study.records import StudyRecord
@@ -73,3 +75,35 @@ def test_a_study_that_was_started_once_per_rank_is_refused_with_the_right_comman
 def test_one_process_that_knows_of_ranks_is_none_of_them(variables: dict[str, str]) -> None:
     """A batch script of Slurm, a container that was told how many others there are."""
     assert harness("run", "quickstart", "--plan", **variables).returncode == 0
+
+
+UNLIMITED = resource.RLIM_INFINITY
+NO_NUMPY = ImportError("numpy C-extensions failed: libscipy_openblas64.so: failed to map segment from shared object")
+LIMITED = "out of memory: the address space is limited to 100 MiB; fix: ulimit -v unlimited"
+
+
+@pytest.mark.parametrize(("error", "limit_bytes", "line"), [
+    (MemoryError(), UNLIMITED, "out of memory"),
+    (MemoryError(), 100 << 20, LIMITED),
+    (NO_NUMPY, 100 << 20, LIMITED),
+    (NO_NUMPY, UNLIMITED, None),
+    (ModuleNotFoundError("numpy"), 100 << 20, None),
+])  # fmt: skip
+def test_memory_is_blamed_where_it_may_be_the_cause(
+    error: Exception,
+    limit_bytes: int,
+    line: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli.Command, "function", lambda _: fails)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit_bytes, limit_bytes))
+    if line is None:
+        with pytest.raises(ImportError):
+            cli.main(["schema"])
+    else:
+        assert cli.main(["schema"]) == 1
+        assert capsys.readouterr().err == f"harness: {line}\n"

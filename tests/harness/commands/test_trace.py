@@ -40,28 +40,26 @@ def arguments(study, **given):
 
 
 def test_a_run_is_written_whole_into_its_folder(study):
+    with pytest.raises(InputError, match="no timeline yet; build it with: harness report"):
+        trace._study_timeline(study)
+    other_format = study.run("text", 1) / "timeline.perfetto-trace.gz"
+    other_format.write_bytes(b"x")
     path = trace._run_timeline(study, "text/1")
+    assert not other_format.exists()
     assert path == study.run("text", 1) / "timeline.json.gz"
+    assert trace._run_timeline(study, "text") == study.run("text", 0) / path.name  # an arm alone: its first run
     content = path.read_bytes()
     assert check(content).problems == []
     (run,) = json.loads(gzip.decompress(content))["otherData"]["runs"]
     assert (run["arm"], run["block"], run["steps"]) == ("text", 1, 15)
 
 
-def test_an_arm_alone_means_its_first_run(study):
-    assert trace._run_timeline(study, "tokens") == study.run("tokens", 0) / "timeline.json.gz"
-
-
-def test_an_unknown_run_is_one_line_with_those_that_are_there(study):
+def test_an_unknown_run_is_one_line_with_the_first_ten(study):
     with pytest.raises(InputError, match=r"--run text/7: no such run; did you mean 'text/.'\? runs: text/0, text/1, "):
         trace._run_timeline(study, "text/7")
-
-
-def test_of_many_runs_ten_are_listed(tmp_path):
-    folder = StudyFolder(tmp_path)
-    write(folder, *build([Arm("text"), Arm("tokens")], blocks=8))
+    write(study, *build([Arm("text"), Arm("tokens")], blocks=8))
     with pytest.raises(InputError, match=r" runs: text/0, .*, tokens/0, tokens/1 and 6 more$") as error:
-        trace._run_timeline(folder, "x")
+        trace._run_timeline(study, "x")
     assert str(error.value).count(",") == 9
 
 
@@ -95,18 +93,6 @@ def test_no_timeline_is_written_of_a_run_that_says_it_lies_elsewhere(study):
     with pytest.raises(InputError, match=r"has no steps to show; it is failed: .*not usable as a folder's name"):
         trace._run_timeline(study, "text/0")
     assert {path for path in study.path.parent.rglob("*") if path.is_file()} == before
-
-
-def test_a_runs_timeline_of_the_other_format_goes(study):
-    stale = study.run("text", 0) / "timeline.perfetto-trace.gz"
-    stale.write_bytes(b"x")
-    trace._run_timeline(study, "text/0")
-    assert not stale.exists()
-
-
-def test_a_study_without_a_timeline_says_how_to_get_one(study):
-    with pytest.raises(InputError, match="no timeline yet; build it with: harness report"):
-        trace._study_timeline(study)
 
 
 DAMAGES = {
@@ -162,11 +148,6 @@ def test_a_taken_port_is_known_before_a_timeline_is_built(study):
     assert not (study.run("text", 0) / "timeline.json.gz").exists()
 
 
-def test_what_is_no_study_is_named(tmp_path):
-    with pytest.raises(InputError, match="is this a study folder"):
-        trace.trace(arguments(StudyFolder(tmp_path), online=True), [])
-
-
 @NO_VIEWER
 def test_without_the_viewer_the_line_says_how_to_install_it(study):
     with pytest.raises(InputError) as error:
@@ -205,7 +186,6 @@ def started(study, **given):
         f"sys.exit(trace(argparse.Namespace(**{vars(arguments(study, **given))!r}), []))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     lines = [process.stdout.readline().rstrip("\n") for _ in range(5 if given.get("online") else 4)]
     return process, lines
 

@@ -133,36 +133,6 @@ def test_a_rank_that_fails_after_the_last_step_fails_the_training(
     assert (trained.status, trained.error) == ("failed", "rank 1: its process is gone")
 
 
-@pytest.mark.slow
-@pytest.mark.nightly  # A kill within a save is the harder one, and is in every run of the tests.
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_are_killed_and_go_on_with_the_same_losses(tmp_path: Path, parallel: str) -> None:
-    scenario = written(tmp_path)
-
-    def start(out: str, *words: str) -> subprocess.Popen[str]:
-        asked = ["--arm", "plain", "--steps", str(STEPS), "--set", f"launch.parallel={parallel}"]
-        command = [sys.executable, "-m", "harness", "train", str(scenario), *asked, "--out", str(tmp_path / out)]
-        return warm.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    undisturbed, killed = start("one"), start("two")
-    until = time.monotonic() + 240
-    while not (tmp_path / "two/checkpoints/step-00000008").exists():
-        assert killed.poll() is None, killed.communicate()
-        assert time.monotonic() < until
-        os.sched_yield()
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait(240) == -signal.SIGKILL
-    for process in (undisturbed, start("two", "--resume")):
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, out + err
-        assert f"done: {STEPS} steps, {STEPS * 2 * 3 * 16:,} tokens" in out  # of both ranks
-    assert len(read_losses(tmp_path / "one/losses.csv")) == STEPS
-    assert (tmp_path / "two/losses.csv").read_bytes() == (tmp_path / "one/losses.csv").read_bytes()
-
-    check_what_is_kept(tmp_path, parallel)
-    assert (tmp_path / f"two/checkpoints/step-{STEPS:08d}").is_dir()
-
-
 def check_what_is_kept(folder: Path, parallel: str) -> None:
     """By the training "two", which was killed, beside "one", which was not."""
     one, two = (list(StudyFolder(folder / out).runs())[-1].record for out in ("one", "two"))
@@ -202,10 +172,8 @@ def test_two_ranks_make_the_pass_that_a_killed_part_did_not(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "victim", "words"), [
     ("ddp", 0, ["--epochs", "0.3", "--set", "checkpoint.every_steps=1"]),
-    pytest.param(
-        *("fsdp", 1, ["--steps", "20", "--set", "checkpoint={every_steps: null, every_minutes: 0.0001}"]),
-        marks=pytest.mark.nightly,
-    ),
+    pytest.param(*("fsdp", 1, ["--steps", "20", "--set", "checkpoint={every_steps: null, every_minutes: 0.0001}"]),
+     marks=pytest.mark.nightly),
 ])  # fmt: skip
 def test_a_rank_killed_within_a_save_loses_nothing(
     tmp_path: Path, parallel: str, victim: int, words: list[str]
@@ -273,6 +241,7 @@ def rank_of(pid: int, number: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_tokens_and_epochs_are_those_of_all_ranks(tmp_path: Path) -> None:
     scenario = written(tmp_path, documents=61)  # so that the ranks' shards differ
     # With evaluation every rank must know before its last checkpoint that it is the last one.

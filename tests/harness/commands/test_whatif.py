@@ -16,7 +16,7 @@ from tests.harness import synthetic
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.oracle import Truth
 
-BASE = Truth(tokenize=14.0, workers=1, spread=0.1, steps=40)
+BASE = Truth(tokenize=14.0, workers=1, spread=0.1, steps=24)
 DEVICE = {"emulated": "gh200", "speed": 1.0}
 
 
@@ -98,7 +98,7 @@ def test_the_error_of_the_replay_is_no_gain_and_a_doubt_of_a_sweep(
     _, out, _ = ask(capsys, str(off.path), "--set", "pack=1x", "--json")
     found = json.loads(out)
     assert found["speedup"]["median"] < 0.95
-    assert found["gain"]["median"] == found["gain"]["ci_high"] == pytest.approx(1.0)
+    assert (found["gain"]["median"], found["gain"]["ci_high"]) == pytest.approx((1.0, 1.0))
     _, out, _ = ask(capsys, str(off.path), "--sweep", "workers=1,2", "--out", str(tmp_path))
     assert "\ndoubt      the replay reproduces its step time with an error of " in out
 
@@ -173,12 +173,6 @@ def test_wrong_input_is_one_line_and_exit_2(
     assert (status, out) == (2, "")
     assert says in error
     assert error.count("\n") == 1
-
-
-def test_a_folder_that_is_no_study_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, error = ask(capsys, str(tmp_path), "--set", "tokenize=0")
-    assert status == 2
-    assert "is this a study folder" in error
 
 
 def test_an_arm_that_never_finished_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,14 +94,11 @@ def test_a_driver_that_takes_its_caller_down(stub: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "code", "problem", "fix"),
-    [
-        ("STUB_SECOND", "15", "GPU is lost", "--gpu-reset"),
-        ("STUB_SECOND_MEMORY", "15", "GPU is lost", "--gpu-reset"),  # there, but its functions say so
-        ("STUB_SECOND", "4", "Insufficient Permissions", "access to its /dev/nvidia*"),
-    ],
-)
+@pytest.mark.parametrize(("where", "code", "problem", "fix"), [
+    ("STUB_SECOND", "15", "GPU is lost", "--gpu-reset"),
+    ("STUB_SECOND_MEMORY", "15", "GPU is lost", "--gpu-reset"),  # there, but its functions say so
+    ("STUB_SECOND", "4", "Insufficient Permissions", "access to its /dev/nvidia*"),
+])  # fmt: skip
 def test_a_lost_card_leaves_the_others(stub: pytest.MonkeyPatch, where: str, code: str, problem: str, fix: str) -> None:
     stub.setenv(where, code)
     nvml = read_nvml()
@@ -171,20 +168,12 @@ def test_no_driver_in_the_kernel(tmp_path: Path) -> None:
     assert driver_loaded(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("found", "environ", "status", "words"),
-    [
-        (torch("12.8", ("NVIDIA H100 80GB HBM3",) * 2), {}, "ok", "supports up to 12.8; 2 x NVIDIA H100 80GB HBM3"),
-        (torch(None), {}, "warn", "built without CUDA, 1 device unused"),
-        (
-            torch("13.0", (), "The NVIDIA driver on your system is too old"),
-            {},
-            "warn",
-            "driver on your system is too old",
-        ),
-        (torch("12.8"), {"CUDA_VISIBLE_DEVICES": ""}, "warn", "CUDA_VISIBLE_DEVICES=''"),
-    ],
-)
+@pytest.mark.parametrize(("found", "environ", "status", "words"), [
+    (torch("12.8", ("NVIDIA H100 80GB HBM3",) * 2), {}, "ok", "supports up to 12.8; 2 x NVIDIA H100 80GB HBM3"),
+    (torch(None), {}, "warn", "built without CUDA, 1 device unused"),
+    (torch("13.0", (), "The NVIDIA driver on your system is too old"), {}, "warn", "driver on your system is too old"),
+    (torch("12.8"), {"CUDA_VISIBLE_DEVICES": ""}, "warn", "CUDA_VISIBLE_DEVICES=''"),
+])  # fmt: skip
 def test_what_torch_makes_of_a_device(found: Torch, environ: dict[str, str], status: str, words: str) -> None:
     line = check_cuda(found, Nvml("570.1", "12.8", (H100,), None), environ)
     assert line.status == status

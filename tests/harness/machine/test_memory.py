@@ -68,7 +68,6 @@ def test_a_small_dev_shm(tmp_path: Path) -> None:
     (tmp_path / "dev/shm").mkdir(parents=True)
     plant(tmp_path, {"proc/self/mountinfo": mount_line("/dev/shm", "tmpfs", "rw,size=65536k")})
     shared = read_shared_memory(read_mounts(tmp_path), tmp_path)
-    assert shared is not None
     assert shared.total_bytes == 64 * 2**20
     line = check_shared_memory(shared)
     assert line.status == "warn"
@@ -92,7 +91,6 @@ def test_a_size_that_is_no_number_leaves_it_to_the_file_system(tmp_path: Path, s
     (tmp_path / "dev/shm").mkdir(parents=True)
     plant(tmp_path, {"proc/self/mountinfo": mount_line("/dev/shm", "tmpfs", f"rw,size={size}")})
     shared = read_shared_memory(read_mounts(tmp_path), tmp_path)
-    assert shared is not None
     assert shared.total_bytes > 0
 
 
@@ -100,7 +98,6 @@ def test_the_deepest_mount_holds_a_path_and_of_equals_the_last() -> None:
     mounts = [Mount(point, "/", kind, ()) for point, kind in (("/", "ext4"), ("/work", "xfs"), ("/work", "nfs4"))]
     for path, kind in (("/work/results", "nfs4"), ("/workshop", "ext4"), ("/", "ext4")):
         mount = mount_of(Path(path), mounts)
-        assert mount is not None
         assert mount.kind == kind
     assert mount_of(Path("/x"), []) is None
 
@@ -127,16 +124,13 @@ def test_room_on_the_disk(free: int, status: str) -> None:
     assert check_storage("results", Storage(Path("/r"), Path("/r"), free, True, "ext4"), "--out DIR").status == status
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "status", "fix"),
-    [
-        (1024, 4096, "ok", ""),
-        (-1, -1, "ok", ""),
-        (256, -1, "warn", "ulimit -n 4096"),
-        (256, 2048, "warn", "ulimit -n 2048"),
-        (256, 512, "warn", "docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf"),
-    ],
-)
+@pytest.mark.parametrize(("soft", "hard", "status", "fix"), [
+    (1024, 4096, "ok", ""),
+    (-1, -1, "ok", ""),
+    (256, -1, "warn", "ulimit -n 4096"),
+    (256, 2048, "warn", "ulimit -n 2048"),
+    (256, 512, "warn", "docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf"),
+])  # fmt: skip
 def test_open_files(soft: int, hard: int, status: str, fix: str) -> None:
     line = check_open_files(soft, hard)
     assert (line.status, line.fix) == (status, fix)

@@ -52,15 +52,12 @@ def test_arms_that_live_together_add_up_and_others_do_not() -> None:
 NEEDS = Needs(2, 4, 20 * MIB, 60, 80)
 
 
-@pytest.mark.parametrize(
-    ("shared", "finding", "fix"),
-    [
-        (SharedMemory(64 * MIB, 20 * MIB, True), "20 MiB of 64 MiB is free", ""),
-        (SharedMemory(64 * MIB, 19 * MIB, True), "19 MiB of 64 MiB is free: batches will be lost", "--shm-size=8g"),
-        (SharedMemory(64 * MIB, 64 * MIB, False), "which cannot be used here", "mount a tmpfs"),
-        (None, "which cannot be used here", "mount a tmpfs"),
-    ],
-)
+@pytest.mark.parametrize(("shared", "finding", "fix"), [
+    (SharedMemory(64 * MIB, 20 * MIB, True), "20 MiB of 64 MiB is free", ""),
+    (SharedMemory(64 * MIB, 19 * MIB, True), "19 MiB of 64 MiB is free: batches will be lost", "--shm-size=8g"),
+    (SharedMemory(64 * MIB, 64 * MIB, False), "which cannot be used here", "mount a tmpfs"),
+    (None, "which cannot be used here", "mount a tmpfs"),
+])  # fmt: skip
 def test_shared_memory(shared: SharedMemory | None, finding: str, fix: str) -> None:
     line = check_shared_need(NEEDS, shared)
     assert line.finding.startswith("4 loader workers of 2 arms at a time need about 20 MiB in /dev/shm, ")
@@ -74,16 +71,13 @@ def test_open_files(soft: int, status: str) -> None:
     assert check_files_need(NEEDS, soft).status == status
 
 
-@pytest.mark.parametrize(
-    ("limit", "status"),
-    [
-        (None, "ok"),
-        (TaskLimit(80, None, "ulimit -u"), "ok"),
-        (TaskLimit(79, None, "ulimit -u"), "warn"),
-        (TaskLimit(100, 20, "pids.max"), "ok"),
-        (TaskLimit(100, 21, "pids.max"), "warn"),
-    ],
-)
+@pytest.mark.parametrize(("limit", "status"), [
+    (None, "ok"),
+    (TaskLimit(80, None, "ulimit -u"), "ok"),
+    (TaskLimit(79, None, "ulimit -u"), "warn"),
+    (TaskLimit(100, 20, "pids.max"), "ok"),
+    (TaskLimit(100, 21, "pids.max"), "warn"),
+])  # fmt: skip
 def test_processes(limit: TaskLimit | None, status: str) -> None:
     assert check_task_need(NEEDS, limit).status == status
 

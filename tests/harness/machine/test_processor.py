@@ -93,14 +93,11 @@ def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     assert check_load(None, found).finding == "not reported by this system"
 
 
-@pytest.mark.parametrize(
-    ("governors", "driver", "boost", "status", "finding"),
-    [
-        (("performance",) * 4, "acpi-cpufreq", "1", "ok", "governor performance (acpi-cpufreq), turbo on"),
-        (("powersave",) * 4, "intel_pstate", None, "warn", "governor powersave (intel_pstate): "),
-        (("performance", "ondemand") * 2, "acpi-cpufreq", "0", "warn", "governor ondemand, performance"),
-    ],
-)
+@pytest.mark.parametrize(("governors", "driver", "boost", "status", "finding"), [
+    (("performance",) * 4, "acpi-cpufreq", "1", "ok", "governor performance (acpi-cpufreq), turbo on"),
+    (("powersave",) * 4, "intel_pstate", None, "warn", "governor powersave (intel_pstate): "),
+    (("performance", "ondemand") * 2, "acpi-cpufreq", "0", "warn", "governor ondemand, performance"),
+])  # fmt: skip
 def test_governors(
     tmp_path: Path, governors: tuple[str, ...], driver: str, boost: str | None, status: str, finding: str
 ) -> None:
@@ -174,29 +171,23 @@ def test_threads(tmp_path: Path) -> None:
     assert "1 thread on 8 usable CPUs; OMP_NUM_THREADS=1" in one.finding
 
 
-@pytest.mark.parametrize(
-    ("environ", "allowed", "status", "fix"),
-    [
-        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8"}, 8, "ok", ""),
-        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8"}, 1, "warn", "srun --cpus-per-task=8 ..."),
-        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, 64, "warn", "srun --cpus-per-task=4 --cpu-bind=cores"),
-        ({"SLURM_JOB_ID": "1"}, 64, "ok", ""),
-    ],
-)
+@pytest.mark.parametrize(("environ", "allowed", "status", "fix"), [
+    ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8"}, 8, "ok", ""),
+    ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8"}, 1, "warn", "srun --cpus-per-task=8 ..."),
+    ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, 64, "warn", "srun --cpus-per-task=4 --cpu-bind=cores"),
+    ({"SLURM_JOB_ID": "1"}, 64, "ok", ""),
+])  # fmt: skip
 def test_slurm(environ: dict[str, str], allowed: int, status: str, fix: str) -> None:
     (line,) = check_slurm(environ, processor(allowed))
     assert line.status == status
     assert line.fix.startswith(fix)
 
 
-@pytest.mark.parametrize(
-    ("found", "status", "words"),
-    [
-        (BatchSystem(("sbatch",)), "ok", "no sbatch here: launch.slurm cannot submit, all else works"),
-        (BatchSystem((), ("main*", "gpu")), "ok", "sbatch is here; partitions: main*, gpu"),
-        (BatchSystem((), problem="no answer within 12 s"), "warn", "no controller answers: no answer within 12 s"),
-    ],
-)
+@pytest.mark.parametrize(("found", "status", "words"), [
+    (BatchSystem(("sbatch",)), "ok", "no sbatch here: launch.slurm cannot submit, all else works"),
+    (BatchSystem((), ("main*", "gpu")), "ok", "sbatch is here; partitions: main*, gpu"),
+    (BatchSystem((), problem="no answer within 12 s"), "warn", "no controller answers: no answer within 12 s"),
+])  # fmt: skip
 def test_whether_jobs_can_be_submitted(found: BatchSystem, status: str, words: str) -> None:
     line = check_batch_system(found)
     assert line.status == status
@@ -239,7 +230,6 @@ def test_this_machine() -> None:
     found = read_processor()
     before = read_counters(found.allowed)
     assert set(found.allowed) == os.sched_getaffinity(0)
-    assert before is not None
     assert before.t_s <= time.monotonic()
     assert 0 <= before.missing_s() <= 0.5
     assert 1 < read_clock().read_ns < 1e6

@@ -90,33 +90,23 @@ def test_another_scenario_is_of_the_trainer(tmp_path: Path) -> None:
     assert (scenario.repeats, scenario.base["data"]) == (7, {"batch_size": 3})
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("command: t {w}\narms: {a: }", ["s.yaml:3: command: {w}: arm a has no such value; values: none"]),
-        ("command: t\narms: {a: {w: 1}}", ["s.yaml:4: arms.a.w: add {w} to the command"]),
-        ("command: t\nbase: {w: 1}\narms: {a: }", ["s.yaml:4: base.w: add {w} to the command"]),
-        ("command: t 'x\narms: {a: }", ["s.yaml:3: command: no closing quotation"]),
-        (
-            "command: t {w}\narms: {a: {w: 1}}\nmatrix: {w: [2]}",
-            ["s.yaml:4: arms.a.w: the matrix also sets w; remove it from one of them"],
-        ),
-        ("command: t\nloop: tests:x\narms: {a: }", ["s.yaml:4: loop: give a command or a loop, not both"]),
-        ("loop: t\narms: {a: }", ["s.yaml:3: loop: give MODULE:FUNCTION, such as mydata:make"]),
-        ("loop: no_such.mod:f\narms: {a: }", ["s.yaml:3: loop: no_such.mod:f: no module no_such.mod in "]),
-        ("command: t\narms: {a: {loop: x}}", ["s.yaml:4: arms.a.loop: give MODULE:FUNCTION"]),
-        ("loop: null\narms: {a: }\ncommand: null", ["s.yaml:5: command: give a command"]),
-        ("command: t\narms: {a: }\nsteps: 0", ["s.yaml:5: steps: must be greater than or equal to 1; got 0"]),
-        (
-            "command: t\narms: {a: }\ncompare: [{baseline: a, candidate: b}]",
-            ["compare[0].candidate: no arm 'b'; arms: a"],
-        ),
-        (
-            "command: t\narms: {a: }\ncontrols: [doses]\nrepeat: 2",
-            ["must be 'a-a', 'ideal-data', 'data-only' or 'dose'", "repeat: unknown key; did you mean 'repeats'?"],
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "lines"), [
+    ("command: t {w}\narms: {a: }", ["s.yaml:3: command: {w}: arm a has no such value; values: none"]),
+    ("command: t\narms: {a: {w: 1}}", ["s.yaml:4: arms.a.w: add {w} to the command"]),
+    ("command: t\nbase: {w: 1}\narms: {a: }", ["s.yaml:4: base.w: add {w} to the command"]),
+    ("command: t 'x\narms: {a: }", ["s.yaml:3: command: no closing quotation"]),
+    ("command: t {w}\narms: {a: {w: 1}}\nmatrix: {w: [2]}",
+     ["s.yaml:4: arms.a.w: the matrix also sets w; remove it from one of them"]),
+    ("command: t\nloop: tests:x\narms: {a: }", ["s.yaml:4: loop: give a command or a loop, not both"]),
+    ("loop: t\narms: {a: }", ["s.yaml:3: loop: give MODULE:FUNCTION, such as mydata:make"]),
+    ("loop: no_such.mod:f\narms: {a: }", ["s.yaml:3: loop: no_such.mod:f: no module no_such.mod in "]),
+    ("command: t\narms: {a: {loop: x}}", ["s.yaml:4: arms.a.loop: give MODULE:FUNCTION"]),
+    ("loop: null\narms: {a: }\ncommand: null", ["s.yaml:5: command: give a command"]),
+    ("command: t\narms: {a: }\nsteps: 0", ["s.yaml:5: steps: must be greater than or equal to 1; got 0"]),
+    ("command: t\narms: {a: }\ncompare: [{baseline: a, candidate: b}]", ["compare[0].candidate: no arm 'b'; arms: a"]),
+    ("command: t\narms: {a: }\ncontrols: [doses]\nrepeat: 2",
+     ["must be 'a-a', 'ideal-data', 'data-only' or 'dose'", "repeat: unknown key; did you mean 'repeats'?"]),
+])  # fmt: skip
 def test_a_mistake_is_a_line(tmp_path: Path, text: str, lines: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         planned(tmp_path, text)

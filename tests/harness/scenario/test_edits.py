@@ -35,26 +35,23 @@ def test_no_edit_is_false_and_a_later_text_replaces_an_earlier_one() -> None:
     assert edits == Edits({"tokenize": StageEdit(0.0)}, workers=2, texts=("workers=2", "tokenize=0"))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("tokenise=0", "unknown key 'tokenise'; did you mean 'tokenize'?"),
-        ("tokenize", "expected KEY=VALUE"),
-        ("tokenize=", "expected KEY=VALUE"),
-        ("tokenize=5", "0 (removed), a factor such as 0.5x, or a time per batch such as 3ms"),
-        ("tokenize=-1x", "a factor such as 0.5x"),
-        ("tokenize=nanx", "a factor such as 0.5x"),
-        ("read=99999999ms", "a time per batch such as 3ms"),
-        ("device=2", "a speed factor"),
-        ("device=0x", "a speed factor"),
-        ("workers=-1", "a whole number from 0 to 256"),
-        ("workers=2.5", "a whole number from 0 to 256"),
-        ("prefetch=0", "a whole number from 1 to 1024"),
-        ("ranks=0", "a whole number from 1 to"),
-        ("cores=many", "a whole number from 1 to"),
-        ("sync=no", "off (no blocking on the gradient norm), late (on that of the previous step) or on"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("tokenise=0", "unknown key 'tokenise'; did you mean 'tokenize'?"),
+    ("tokenize", "expected KEY=VALUE"),
+    ("tokenize=", "expected KEY=VALUE"),
+    ("tokenize=5", "0 (removed), a factor such as 0.5x, or a time per batch such as 3ms"),
+    ("tokenize=-1x", "a factor such as 0.5x"),
+    ("tokenize=nanx", "a factor such as 0.5x"),
+    ("read=99999999ms", "a time per batch such as 3ms"),
+    ("device=2", "a speed factor"),
+    ("device=0x", "a speed factor"),
+    ("workers=-1", "a whole number from 0 to 256"),
+    ("workers=2.5", "a whole number from 0 to 256"),
+    ("prefetch=0", "a whole number from 1 to 1024"),
+    ("ranks=0", "a whole number from 1 to"),
+    ("cores=many", "a whole number from 1 to"),
+    ("sync=no", "off (no blocking on the gradient norm), late (on that of the previous step) or on"),
+])  # fmt: skip
 def test_a_wrong_edit_is_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(InputError, match=r"^--set ") as caught:
         parse_edits([text])
@@ -73,26 +70,23 @@ def arm(name: str, control: str | None = None, of: str | None = None, **keys: An
     return RunRecord(name, 0, "done", control, of, config=config)
 
 
-@pytest.mark.parametrize(
-    ("texts", "same"),
-    [
-        (["workers=2"], ["w2"]),
-        (["workers=0"], ["inline"]),
-        (["workers=0", "prefetch=7"], ["inline"]),  # no effect without workers
-        (["prefetch=2"], ["other-seed"]),
-        (["sync=off"], ["no-sync", "late"]),
-        (["sync=late"], ["late"]),
-        (["tokenize=3x"], ["a+dose"]),
-        (["tokenize=0.5x"], []),
-        (["tokenize=3ms"], []),
-        (["workers=2", "ranks=4"], []),
-        (["device=2x"], []),  # a real device has no such key
-        (["read=0", "tokenize=0", "pack=0", "transfer=0"], ["a+ideal-data"]),
-        (["read=0", "tokenize=0", "pack=0", "transfer=0", "workers=2"], []),
-        (["read=0", "tokenize=0"], []),
-        ([], []),
-    ],
-)
+@pytest.mark.parametrize(("texts", "same"), [
+    (["workers=2"], ["w2"]),
+    (["workers=0"], ["inline"]),
+    (["workers=0", "prefetch=7"], ["inline"]),  # no effect without workers
+    (["prefetch=2"], ["other-seed"]),
+    (["sync=off"], ["no-sync", "late"]),
+    (["sync=late"], ["late"]),
+    (["tokenize=3x"], ["a+dose"]),
+    (["tokenize=0.5x"], []),
+    (["tokenize=3ms"], []),
+    (["workers=2", "ranks=4"], []),
+    (["device=2x"], []),  # a real device has no such key
+    (["read=0", "tokenize=0", "pack=0", "transfer=0"], ["a+ideal-data"]),
+    (["read=0", "tokenize=0", "pack=0", "transfer=0", "workers=2"], []),
+    (["read=0", "tokenize=0"], []),
+    ([], []),
+])  # fmt: skip
 def test_the_arm_that_already_is_what_the_edits_ask_for(texts: list[str], same: list[str]) -> None:
     records = [
         arm("a"),

@@ -53,17 +53,14 @@ def test_merging_changes_neither_layer_and_is_idempotent(under: dict[str, Any], 
     assert merge(merged, over) == merged
 
 
-@pytest.mark.parametrize(
-    ("mapping", "message"),
-    [
-        ({"a.b": 1, "a": {"b": 2}}, "a.b: given twice"),
-        ({"a": {"b": 2}, "a.b": 1}, "a.b: given twice"),
-        ({"a": 1, "a.b": 1}, "a: given twice, once as a value and once by a.b"),
-        ({"a.b": 1, "a": 1}, "a: given twice"),
-        ({"a": {"b.c": 1, "b": {"c": 1}}}, "a.b.c: given twice"),
-        ({"a..b": 1}, "a..b: a dotted key needs a name before and after each dot"),
-    ],
-)
+@pytest.mark.parametrize(("mapping", "message"), [
+    ({"a.b": 1, "a": {"b": 2}}, "a.b: given twice"),
+    ({"a": {"b": 2}, "a.b": 1}, "a.b: given twice"),
+    ({"a": 1, "a.b": 1}, "a: given twice, once as a value and once by a.b"),
+    ({"a.b": 1, "a": 1}, "a: given twice"),
+    ({"a": {"b.c": 1, "b": {"c": 1}}}, "a.b.c: given twice"),
+    ({"a..b": 1}, "a..b: a dotted key needs a name before and after each dot"),
+])  # fmt: skip
 def test_one_value_said_twice_is_refused(mapping: dict[str, Any], message: str) -> None:
     with pytest.raises(DottedKeyError, match=f"^{message}$"):
         expand(mapping)
@@ -76,15 +73,12 @@ def test_a_mapping_adds_to_a_section_and_null_removes_it() -> None:
     assert merge({"data": {"inject": None}}, {"data": {"inject": {}}})["data"]["inject"] == {}
 
 
-@pytest.mark.parametrize(
-    ("section", "under", "over"),
-    [
-        ("tokenizer", {"train": {"vocab_size": 300}}, {"pretrained": "x"}),
-        ("corpus", {"builtin": "p"}, {"parquet": "x"}),
-        ("corpus", {"parquet": "p"}, {"path": "x"}),
-        ("corpus", {"path": "p"}, {"builtin": "x"}),
-    ],
-)
+@pytest.mark.parametrize(("section", "under", "over"), [
+    ("tokenizer", {"train": {"vocab_size": 300}}, {"pretrained": "x"}),
+    ("corpus", {"builtin": "p"}, {"parquet": "x"}),
+    ("corpus", {"parquet": "p"}, {"path": "x"}),
+    ("corpus", {"path": "p"}, {"builtin": "x"}),
+])  # fmt: skip
 def test_setting_one_of_an_exclusive_group_drops_the_others(section: str, under: Any, over: Any) -> None:
     merged = merge({"data": {section: {**under, "kept": 1}}}, {"data": {section: over}})
     assert merged["data"][section] == {**over, "kept": 1}

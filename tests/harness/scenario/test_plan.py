@@ -33,7 +33,6 @@ def test_base_then_matrix_then_arm_then_control() -> None:
     plain = arms["tokens@batch_size=2,read_ms=5"]
     assert (plain.config.steps, plain.config.compute.threads, plain.config.data.workers) == (7, 2, 4)
     assert plain.config.data.path == "tokens-padded"
-    assert plain.config.data.inject is not None
     assert (plain.config.data.inject.read_ms, plain.config.data.inject.pack_ms) == (5, 2)
     assert plain.declared == {
         "data.batch_size": 2,
@@ -112,19 +111,16 @@ class TestDose:
         }
         assert len(made.arms) == 6 + 4 * 3
 
-    @pytest.mark.parametrize(
-        ("arm", "dosed"),
-        [
-            ({"data.path": "tokens-padded"}, {"read", "device"}),
-            ({"data.path": "tokens-stream", "data.inject.tokenize_ms": 1}, {"tokenize", "read", "device"}),
-            ({"data.replay": True}, {"device"}),
-            ({"data.replay": True, "data.inject.pack_ms": 1}, {"device"}),
-            ({"data.replay": True, "data.inject.tokenize_ms": 1}, {"tokenize", "device"}),
-            ({"data.replay": True, "data.inject.read_ms": 1}, {"read", "device"}),
-            ({"compute.work": "none"}, {"tokenize", "read"}),
-            ({"data.replay": True, "compute.work": "none"}, set()),
-        ],
-    )
+    @pytest.mark.parametrize(("arm", "dosed"), [
+        ({"data.path": "tokens-padded"}, {"read", "device"}),
+        ({"data.path": "tokens-stream", "data.inject.tokenize_ms": 1}, {"tokenize", "read", "device"}),
+        ({"data.replay": True}, {"device"}),
+        ({"data.replay": True, "data.inject.pack_ms": 1}, {"device"}),
+        ({"data.replay": True, "data.inject.tokenize_ms": 1}, {"tokenize", "device"}),
+        ({"data.replay": True, "data.inject.read_ms": 1}, {"read", "device"}),
+        ({"compute.work": "none"}, {"tokenize", "read"}),
+        ({"data.replay": True, "compute.work": "none"}, set()),
+    ])  # fmt: skip
     def test_work_that_an_arm_does_not_have_is_not_dosed(self, arm: dict[str, Any], dosed: set[str]) -> None:
         made = plan(arms={"a": arm}, controls=["dose"], dose=["tokenize", "read", "device"])
         controls = [one.control for one in made.arms if one.control]
@@ -178,19 +174,13 @@ def test_declared_comparisons_and_exact_names() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("matrix", "suffix"),
-    [
-        ({"data.corpus.parquet": ["a/b c*.parquet"]}, "@parquet=a-b-c-.parquet"),
-        ({"data.shuffle": [True]}, "@shuffle=true"),
-        ({"data.inject": [None]}, "@inject=none"),
-        ({"data.inject": [{"read_ms": 1.5, "how": "sleep"}]}, "@inject=read_ms-1.5-how-sleep"),
-        (
-            {"data.inject.how": ["busy"], "compute.inject.how": ["sleep"]},
-            "@data.inject.how=busy,compute.inject.how=sleep",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("matrix", "suffix"), [
+    ({"data.corpus.parquet": ["a/b c*.parquet"]}, "@parquet=a-b-c-.parquet"),
+    ({"data.shuffle": [True]}, "@shuffle=true"),
+    ({"data.inject": [None]}, "@inject=none"),
+    ({"data.inject": [{"read_ms": 1.5, "how": "sleep"}]}, "@inject=read_ms-1.5-how-sleep"),
+    ({"data.inject.how": ["busy"], "compute.inject.how": ["sleep"]}, "@data.inject.how=busy,compute.inject.how=sleep"),
+])  # fmt: skip
 def test_matrix_points_name_folders(matrix: dict[str, list[Any]], suffix: str) -> None:
     assert names(plan(arms={"a": None}, matrix=matrix)) == [f"a{suffix}"]
 

@@ -58,18 +58,15 @@ def test_a_name_that_is_neither_is_one_line(tmp_path: Path, monkeypatch: pytest.
         load_scenario("quickstrt")
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("precision", 128),
-        ("precision-gpu", 128),
-        ("batch-size", 128),
-        ("hyperparameters", 128),
-        ("masked-lm", 128),
-        ("scaling", 32),
-        ("scaling-slurm", 32),
-    ],
-)
+@pytest.mark.parametrize(("name", "rows"), [
+    ("precision", 128),
+    ("precision-gpu", 128),
+    ("batch-size", 128),
+    ("hyperparameters", 128),
+    ("masked-lm", 128),
+    ("scaling", 32),
+    ("scaling-slurm", 32),
+])  # fmt: skip
 def test_a_comparison_of_what_is_learned_evaluates_every_arm_on_as_many_rows(name: str, rows: int) -> None:
     """Else the arms' validation losses are of other labels, and the report says that they do not compare."""
     for arm in make_plan(load_scenario(name), name).arms:

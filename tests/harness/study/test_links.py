@@ -36,19 +36,20 @@ def contents(folder: Path) -> Tree:
 LINKED = ("runs", "runs/text", "runs/tokens/1", "runs/tokens/0/run.json", "runs/tokens/0/steps.parquet")
 
 
-@pytest.mark.parametrize("name", LINKED)
-@pytest.mark.parametrize(
-    "command", [("report",), ("run", "--resume"), ("trace", "--no-browser", "--run", "tokens/0")], ids=" ".join
-)
+@pytest.mark.parametrize(("command", "name"), [
+    *(("report", name) for name in LINKED),
+    ("run --resume", LINKED[0]),
+    ("trace --no-browser --run tokens/0", LINKED[-1]),
+])  # fmt: skip
 def test_no_command_follows_a_link_within_a_study(
-    study: StudyFolder, tmp_path: Path, name: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    study: StudyFolder, tmp_path: Path, name: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.commands.trace._serve", lambda *_args, **_named: None)
     monkeypatch.setattr("harness.commands.trace._interface", lambda: tmp_path)
     elsewhere = tmp_path / "elsewhere"
     moved(study.path / name, elsewhere)
     before = contents(tmp_path)
-    done = harness(*command, str(study.path))
+    done = harness(*command.split(), str(study.path))
     assert done.returncode == 2
     assert done.stderr == (
         f"harness: {study.path / name} is a link: a study's files must lie in its own folder; "
@@ -64,8 +65,7 @@ def test_a_log_that_is_a_link_is_not_written(study: StudyFolder, tmp_path: Path)
         study.read_study()
 
 
-@pytest.mark.parametrize("name", ["plots", "raw", ".lock"])
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(("name", "there"), [("plots", False), ("raw", True), (".lock", False)])
 def test_at_the_top_what_is_written_through_is_refused(
     study: StudyFolder, tmp_path: Path, name: str, there: bool
 ) -> None:

@@ -23,20 +23,8 @@ from tests.harness.regress.test_across import series
 from tests.harness.synthetic import Arm, build, write
 from trainer.errors import InputError
 
-HOSTILE = [
-    "../../../evil",
-    "/{tmp}/evil",
-    "..",
-    ".",
-    "",
-    "a/b",
-    "a\\b",
-    "a\0b",
-    "a\nb",
-    "\x1b[2J",
-    "\u202eevil",
-    "x" * 256,
-]
+LEADING_AWAY = ["../../../evil", "/{tmp}/evil", "a\nb"]
+HOSTILE = [*LEADING_AWAY, "..", ".", "", "a/b", "a\\b", "a\0b", "\x1b[2J", "\u202eevil", "x" * 256]
 
 
 def hostile(name: str, folder: Path) -> str:
@@ -70,12 +58,15 @@ def rename(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("name", ["a", "text-padded@batch_size=4,workers=0+a-a", "<script>", "straße", "x" * 255])
-def test_names_of_one_folder_are_kept(name: str) -> None:
-    assert folder_name(name) == name
+def test_only_the_name_of_one_folder_is_one() -> None:
+    for name in ("a", "text-padded@batch_size=4,workers=0+a-a", "<script>", "straße", "x" * 255):
+        assert folder_name(name) == name
+    for name in HOSTILE:
+        with pytest.raises(ValueError, match="folder's name"):
+            folder_name(name)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", LEADING_AWAY)
 def test_a_run_is_never_started_in_another_folder(study: StudyFolder, tmp_path: Path, name: str) -> None:
     class NoServer:
         import_ns = 0
@@ -91,7 +82,7 @@ def test_a_run_is_never_started_in_another_folder(study: StudyFolder, tmp_path: 
     assert outside(study) == before
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", LEADING_AWAY)
 def test_a_resumed_study_with_such_an_arm_is_refused_in_one_line(study: StudyFolder, tmp_path: Path, name: str) -> None:
     def change(content: Any) -> None:
         content["arms"][0]["name"] = hostile(name, tmp_path)
@@ -129,7 +120,7 @@ def test_folders_of_names_that_no_arm_may_have_are_no_runs(study: StudyFolder) -
 
 
 @pytest.mark.parametrize("command", ["report {}", "baseline save {} --baselines {}/kept", "compare {} {}"])
-@pytest.mark.parametrize("name", ["../../../evil/0/run", "/{tmp}/evil/0/run", "a\x1b[2J"])
+@pytest.mark.parametrize("name", ["../../../evil/0/run", "a\x1b[2J"])
 def test_a_scenario_of_such_a_name_is_refused_in_one_line(
     study: StudyFolder, tmp_path: Path, command: str, name: str
 ) -> None:

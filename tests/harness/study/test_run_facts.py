@@ -11,7 +11,6 @@ import pytest
 from harness.study.records import NAMES, RunFacts, RunRecord
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder, write_json
-from trainer.errors import InputError
 
 TESTS = Path(__file__).parents[2]
 QUICKSTART = TESTS.parent / "results" / "reference" / "quickstart"
@@ -24,21 +23,19 @@ def test_every_reference_study_opens_and_is_written_as_it_was_read(study: Path, 
     read = folder.read_study()
     copy.write_study(read)
     assert copy.read_study() == read
+    before, after = (json.loads(one.study_json.read_text()) for one in (folder, copy))
+    assert {key: after[key] for key in before if key != "content_sha256"} == {
+        key: value for key, value in before.items() if key != "content_sha256"
+    }
     for path in study.glob("runs/*/*/run.json"):
         written = json.loads(path.read_text())
         record = folder.read_record(path.parts[-3], int(path.parts[-2]))
-        assert record is not None
         copy.write_run(record)
         again = json.loads((copy.run(record.arm, record.block) / "run.json").read_text())
         written.pop("content_sha256", None)  # it covers that of the digests now
         assert {key: again[key] for key in written} == written
         assert list(again["facts"].items()) == list(written["facts"].items())
         assert record.facts.device == written["facts"]["device"]
-
-
-def test_the_reference_studies_are_there() -> None:
-    assert len(STUDIES) > 4
-    assert len(list(QUICKSTART.glob("runs/*/*/run.json"))) > 20
 
 
 def test_facts_of_other_versions_come_back_in_their_order() -> None:
@@ -95,10 +92,3 @@ def test_another_record_of_the_same_run_knows_nothing_that_was_worked_out() -> N
     assert not replace(run, record=replace(run.record, status="failed")).knows("sum")
     run.forget("sum")
     assert run.once("sum", lambda: 2) == 2
-
-
-def test_a_record_that_is_no_run_is_an_input_error(tmp_path: Path) -> None:
-    folder = StudyFolder(tmp_path)
-    write_json(folder.study_json, {"schema": 1, "scenario": "s", "question": "q", "status": "odd"})
-    with pytest.raises(InputError, match=r"study\.json: status"):
-        folder.read_study()

@@ -38,19 +38,16 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
     return study
 
 
-@pytest.mark.parametrize(
-    ("table", "name", "change", "problem"),
-    [
-        ("spans", "name", changed("as bytes called text"), "column 'name' holds bytes that are no text"),
-        ("spans", "rank", lambda table, name: table.append_column(name, table[name]), "2 columns named 'rank'"),
-        ("spans", "role", changed("null"), "column 'role' holds nulls"),
-        ("steps", "start_ns", changed("some null"), "column 'start_ns' holds nulls"),
-        ("steps", "wall_ns", changed("largest"), f"column 'wall_ns' holds {2**63 - 1}, not {-(2**53)} to {2**53}"),
-        ("steps", "other_ns", changed("smallest"), f"column 'other_ns' holds {-(2**63)}, not"),
-        ("steps", "start_ns", changed("largest"), f"column 'start_ns' holds {2**63 - 1}, not 0 to {2**62}"),
-        ("spans", "end_ns", changed("smallest"), f"column 'end_ns' holds {-(2**63)}, not 0 to"),
-    ],
-)
+@pytest.mark.parametrize(("table", "name", "change", "problem"), [
+    ("spans", "name", changed("as bytes called text"), "column 'name' holds bytes that are no text"),
+    ("spans", "rank", lambda table, name: table.append_column(name, table[name]), "2 columns named 'rank'"),
+    ("spans", "role", changed("null"), "column 'role' holds nulls"),
+    ("steps", "start_ns", changed("some null"), "column 'start_ns' holds nulls"),
+    ("steps", "wall_ns", changed("largest"), f"column 'wall_ns' holds {2**63 - 1}, not {-(2**53)} to {2**53}"),
+    ("steps", "other_ns", changed("smallest"), f"column 'other_ns' holds {-(2**63)}, not"),
+    ("steps", "start_ns", changed("largest"), f"column 'start_ns' holds {2**63 - 1}, not 0 to {2**62}"),
+    ("spans", "end_ns", changed("smallest"), f"column 'end_ns' holds {-(2**63)}, not 0 to"),
+])  # fmt: skip
 def test_wrong_content_fails_its_run(folder: StudyFolder, table: str, name: str, change: Change, problem: str) -> None:
     path = folder.run("a", 0) / f"{table}.parquet"
     pq.write_table(change(pq.read_table(path), name), path)

@@ -84,10 +84,10 @@ def test_events_that_the_fast_parser_refuses_are_read_beside_the_others() -> Non
     odd = complete("odd", 7, 1, External_id=3).replace('"External id": 3', '"External id": 2,"External id": 3')
     longer = complete("longer", 8, 1).replace('"dur": 0.001', '"dur": 0.0014')
     whole = complete("whole", 9, 1).replace('"dur": 0.001', '"dur": 2')
-    read = rows(trace([*events(3000), odd, longer, *events(3000), whole]))
-    assert len(read) == 12_003
-    assert [(row["name"], row["external_id"]) for row in read[6000:6002]] == [("odd", 3), ("longer", None)]
-    assert read[6001]["duration_ns"] == 1
+    read = rows(trace([*events(1000), odd, longer, *events(1000), whole]))
+    assert len(read) == 4_003
+    assert [(row["name"], row["external_id"]) for row in read[2000:2002]] == [("odd", 3), ("longer", None)]
+    assert read[2001]["duration_ns"] == 1
     assert read[-1]["duration_ns"] == 2000
 
 
@@ -103,10 +103,9 @@ def test_no_events_at_all() -> None:
     assert empty.schema.equals(table_schema())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("share", "packed"), [(0.0, False), (0.5, False), (0.999, False), (0.001, True), (0.9, True)])
 def test_a_file_cut_short_is_refused_with_one_line(tmp_path: Path, share: float, packed: bool) -> None:
-    text = trace(events(3000))
+    text = trace(events(300))
     whole = gzip.compress(text) if packed else text
     path = tmp_path / "torch_profile.json.gz"
     path.write_bytes(whole[: int(len(whole) * share)])
@@ -125,19 +124,16 @@ def test_a_small_file_cut_anywhere_is_refused(at: int) -> None:
         read_profile(cut, 0)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"{}",
-        b"[]",
-        b"null",
-        b"\x1f\x8b\x00",
-        b'{"traceEvents": []}',
-        b'{"traceEvents": 3, "baseTimeNanoseconds": 1}',
-        b'{"traceEvents": [4], "baseTimeNanoseconds": 1}',
-        trace([complete("aten::mm", 1, 1, a=1).replace('"args": {\n      "a": 1\n    }', '"args": [1]')]),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"{}",
+    b"[]",
+    b"null",
+    b"\x1f\x8b\x00",
+    b'{"traceEvents": []}',
+    b'{"traceEvents": 3, "baseTimeNanoseconds": 1}',
+    b'{"traceEvents": [4], "baseTimeNanoseconds": 1}',
+    trace([complete("aten::mm", 1, 1, a=1).replace('"args": {\n      "a": 1\n    }', '"args": [1]')]),
+])  # fmt: skip
 def test_other_files_are_refused(content: bytes) -> None:
     with pytest.raises(InputError, match="trace of torch"):
         read_profile(content, 0)

@@ -148,22 +148,19 @@ def test_a_trace_that_lost_an_event_is_read_or_refused_in_one_line(data):
         assert "\n" not in line
 
 
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        ({"window": [OFFSET_NS + 9_000_000, OFFSET_NS + 2_000_000]}, "its window in probes.json, .* is impossible"),
-        ({"window": [1 << 70, 1 << 71]}, "its window in probes.json, from .* is impossible"),
-        ({"window": [0, 1]}, "none of its samples is within the window"),
-        ({"marks": [[1, 2]] * 2}, "its clock marks in probes.json are out of order"),
-        ({"marks": [[2, 1]]}, "its clock marks in probes.json are out of order"),
-        ({"marks": [[OFFSET_NS, OFFSET_NS + 3_000_000]]}, "its clock marks in probes.json are out of order, or within"),
-        ({"marks": [[1, 2]]}, "none of its samples is within the window"),
-        ({"marks": [[float("nan"), 2]]}, "probes.json"),
-        ({"marks": [[1]]}, "not a trace of py-spy"),
-        ({"rate_hz": float("inf")}, "its rate_hz in probes.json is impossible: inf"),
-        ({"rate_hz": 1e-320}, "its rate_hz in probes.json is impossible"),
-    ],
-)
+@pytest.mark.parametrize(("told", "said"), [
+    ({"window": [OFFSET_NS + 9_000_000, OFFSET_NS + 2_000_000]}, "its window in probes.json, .* is impossible"),
+    ({"window": [1 << 70, 1 << 71]}, "its window in probes.json, from .* is impossible"),
+    ({"window": [0, 1]}, "none of its samples is within the window"),
+    ({"marks": [[1, 2]] * 2}, "its clock marks in probes.json are out of order"),
+    ({"marks": [[2, 1]]}, "its clock marks in probes.json are out of order"),
+    ({"marks": [[OFFSET_NS, OFFSET_NS + 3_000_000]]}, "its clock marks in probes.json are out of order, or within"),
+    ({"marks": [[1, 2]]}, "none of its samples is within the window"),
+    ({"marks": [[float("nan"), 2]]}, "probes.json"),
+    ({"marks": [[1]]}, "not a trace of py-spy"),
+    ({"rate_hz": float("inf")}, "its rate_hz in probes.json is impossible: inf"),
+    ({"rate_hz": 1e-320}, "its rate_hz in probes.json is impossible"),
+])  # fmt: skip
 def test_a_clock_or_window_that_cannot_be_is_refused_in_one_line(tmp_path, told, said):
     path = tmp_path / "trace"
     path.write_bytes(write([{MAIN: [Frame("a")]}] * 3))
@@ -185,17 +182,14 @@ def test_a_missing_file_is_refused(tmp_path):
         read_stacks(tmp_path / "stacks.trace.json.gz", facts(10**6), ROLES)
 
 
-@pytest.mark.parametrize(
-    ("path", "short"),
-    [
-        ("/src/project/trainer/loop.py", "trainer/loop.py"),
-        ("/env/lib/python3.11/site-packages/torch/nn/linear.py", "torch/nn/linear.py"),
-        ("/usr/lib/python3.12/queue.py", "queue.py"),
-        ("/usr/lib/x86_64-linux-gnu/libc.so.6", "libc.so.6"),
-        ("/env/lib/python3.11/site-packages/tokenizers/tokenizers.abi3.so", "tokenizers/tokenizers.abi3.so"),
-        ("<frozen runpy>", "<frozen runpy>"),
-        ("/elsewhere/tool.py", "/elsewhere/tool.py"),
-    ],
-)
+@pytest.mark.parametrize(("path", "short"), [
+    ("/src/project/trainer/loop.py", "trainer/loop.py"),
+    ("/env/lib/python3.11/site-packages/torch/nn/linear.py", "torch/nn/linear.py"),
+    ("/usr/lib/python3.12/queue.py", "queue.py"),
+    ("/usr/lib/x86_64-linux-gnu/libc.so.6", "libc.so.6"),
+    ("/env/lib/python3.11/site-packages/tokenizers/tokenizers.abi3.so", "tokenizers/tokenizers.abi3.so"),
+    ("<frozen runpy>", "<frozen runpy>"),
+    ("/elsewhere/tool.py", "/elsewhere/tool.py"),
+])  # fmt: skip
 def test_files_are_named_from_where_they_are_imported(path, short):
     assert shorten(path, ["/src/project/", "/src"]) == short
