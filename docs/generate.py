@@ -280,9 +280,10 @@ def _signature(found: Any) -> str:
 
 def sayings() -> str:
     """Return every kind that a report, a regression check or an audit can state, with an example sentence."""
+    from kinds import SECTIONS
+
     from harness.audit.text import GAINS, REASONS, STATUS
     from harness.judge.doubts import RULES
-    from harness.show.text.examples import SECTIONS
 
     lines: list[str] = []
     for section in SECTIONS:

@@ -16,7 +16,7 @@ from trainer.errors import InputError, one_line
 from trainer.files import shell_word
 
 if TYPE_CHECKING:
-    from harness.show.timeline.server import TraceServer
+    from harness.show.server import TraceServer
     from harness.study.run_data import RunData
     from harness.study.store import StudyFolder
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Serve the timeline to a browser on this machine, until Ctrl-C (offline) or until it was fetched (--online)."""
-    from harness.show.timeline.server import (
+    from harness.show.server import (
         LOOPBACK,
         ONLINE_ORIGIN,
         ONLINE_PORT,
@@ -76,7 +76,7 @@ def _serve(server: TraceServer, link: str, *, browser: bool) -> None:
 
 
 def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
-    from harness.show.timeline.server import tunnel
+    from harness.show.server import tunnel
 
     print(f"open: {link}")
     print(f"from another machine, first: {tunnel(server.port)}")

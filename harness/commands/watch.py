@@ -145,7 +145,7 @@ def _showing(program: RecordedProgram) -> Iterator[View]:
 def _serving(port: int) -> Iterator[View]:
     """Yield a view that serves the page of each look on loopback."""
     from harness.show.build import build_report
-    from harness.show.timeline.server import EVENTS, HTML, LOOPBACK, Changes, Route, TraceServer, tunnel
+    from harness.show.server import EVENTS, HTML, LOOPBACK, Changes, Route, TraceServer, tunnel
 
     changes = Changes()
     server = TraceServer({"/": Route(WAITING.encode(), HTML)}, port)
@@ -172,7 +172,7 @@ def _serving(port: int) -> Iterator[View]:
 def _exporting(program: RecordedProgram, otlp: str | None, port: int | None) -> Iterator[View]:
     """Yield a view that sends each look to ``otlp``, and serves it to Prometheus on ``port`` of loopback."""
     from harness.show.metrics import Exporter
-    from harness.show.timeline.server import LOOPBACK, PROMETHEUS, Route, TraceServer
+    from harness.show.server import LOOPBACK, PROMETHEUS, Route, TraceServer
 
     exporter = Exporter(otlp, (program.pids[0], " ".join(program.command)))
     failed = None
@@ -228,12 +228,12 @@ def _look(program: RecordedProgram) -> list[str]:
 
 
 def _lines(program: RecordedProgram, recent: Recent | None) -> list[str]:
-    from harness.show import live
+    from harness.show import terminal
     from harness.show.first_screen import first_screen
 
     if recent is None:
-        return live.look(None, {}) if program.raw.is_dir() else ["The program has ended."]
-    return live.look(first_screen(recent.report), recent.minutes)
+        return terminal.look(None, {}) if program.raw.is_dir() else ["The program has ended."]
+    return terminal.look(first_screen(recent.report), recent.minutes)
 
 
 @contextmanager

@@ -37,9 +37,7 @@ class NextSteps:
 
 
 def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
-    """Return at most :data:`STEPS_ADVISED` unmeasured changes, the largest predicted speedup first. ``ideal``: measured
-    speedup of each arm's ideal-data control, by arm; a prediction above it gets a warning.
-    """
+    """Return the unmeasured changes, best first; a prediction above ``ideal`` (measured, by arm) gets a warning."""
     options = [
         (option, advice) for advice in found for option in advice.options if option.worth and option.measured is None
     ]
@@ -58,7 +56,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
         without_workers = [
             advice.arm
             for option, advice in options[:STEPS_ADVISED]
-            if option.cost == "processes" and _assumes_handover(advice)
+            if option.cost == "processes" and any(entry.kind == "hand-over" for entry in advice.assumptions)
         ]
         if without_workers:
             notes.append(
@@ -138,11 +136,6 @@ def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
     return lines
 
 
-def _assumes_handover(advice: ArmAdvice) -> bool:
-    """Return True if no worker was recorded, so that the time to hand over a batch is assumed."""
-    return any(assumption.kind == "hand-over" for assumption in advice.assumptions)
-
-
 def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:
     """Return a warning if the predicted speedup surely exceeds ``ideal``, measured without data work; else ""."""
     if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
@@ -211,9 +204,7 @@ def cannot_be_replayed(named: str, why: str) -> str:
 
 
 def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
-    """Return a sentence on why other numbers of workers or prefetched batches are not predicted for the arm ``name``.
-    ``bar``: kind of the reason. ``known``: the arm's doubts; the one of that kind has the details.
-    """
+    """Return a sentence on why other loader settings of ``name`` are not predicted; ``known``: the arm's doubts."""
     barring = next((entry for entry in known if entry.kind == bar), doubt(bar))
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
     return f"No prediction of other {settings} for {name}: {doubt_text(barring)}."

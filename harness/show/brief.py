@@ -20,11 +20,7 @@ DIGITS = 4  # of a figure
 
 
 def brief(report: StudyReport, screen: FirstScreen) -> JsonObject:
-    """Return the results of ``report`` as JSON of less than BRIEF_BYTES: status, step times, diagnosis, comparisons,
-    findings, doubts, next steps. ``left_out`` counts the list entries that did not fit.
-
-    An estimate is a list: median, then the low and the high end of the 95 % interval.
-    """
+    """Return the results as JSON of less than BRIEF_BYTES. An estimate is a list: median, low and high end (95 %)."""
     arms = [arm for arm in report.arms if not arm.control]
     _, diagnosed = card_arms(report) if screen.card is not None else ([], None)
     lists: dict[str, list[Json]] = {
@@ -43,9 +39,7 @@ def brief(report: StudyReport, screen: FirstScreen) -> JsonObject:
 
 
 def _fitted(head: JsonObject, lists: dict[str, list[Json]]) -> JsonObject:
-    """Return ``head`` and ``lists`` as one object of less than BRIEF_BYTES as compact JSON. Until it fits, the last
-    entry of the longest list is dropped; ``left_out`` counts the dropped entries.
-    """
+    """Return one object of less than BRIEF_BYTES; ``left_out`` counts the entries dropped from the longest lists."""
     left_out = 0
     while True:
         content: JsonObject = {**head, **{name: list(entries) for name, entries in lists.items()}, "left_out": left_out}

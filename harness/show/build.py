@@ -41,10 +41,7 @@ from trainer.files import read_json, write_bytes, write_text
 
 
 def build_report(folder: Path, *, live: bool = False) -> FirstScreen:
-    """Write the report of the study in ``folder``, and return its first screen. InputError without study or tables.
-
-    ``live``: the page reloads itself when the server that it comes from says so.
-    """
+    """Write the report of a study and return its first screen. ``live``: the page reloads when its server says so."""
     study = StudyFolder(folder)
     record = study.read_study()
     study.remove_leftovers()
@@ -76,9 +73,7 @@ def _write(path: Path, content: bytes | None) -> None:
 def report_of(
     study: StudyFolder, record: StudyRecord, runs: Sequence[RunData], *while_whole: Callable[[RunData], None]
 ) -> tuple[StudyReport, ProbeResults, RecordedFiles]:
-    """Return a study's analysis, the results of its probes and its recorded files. Writes nothing. ``while_whole``:
-    functions that :func:`analyse` calls with each run while all its tables are loaded.
-    """
+    """Return analysis, probe results and recorded files. ``while_whole``: called with each loaded run."""
     report = analyse(record, runs, *while_whole)
     files = read_recorded(study, runs)
     results = probe_results(runs, files.profiled)
@@ -104,9 +99,7 @@ def _has_figures(summary_json: Path) -> bool:
 
 
 def keep_derived(study: StudyFolder, run: RunData) -> None:
-    """Add the columns of :func:`derived_steps` (such as the waits by stage) to a finished run's steps table on disk.
-    Only other programs read them there.
-    """
+    """Add the columns of :func:`derived_steps` to a finished run's steps table on disk, for other programs."""
     if run.folder is None or run.record.status != "done":
         return
     derived = derived_steps(run)
@@ -144,10 +137,7 @@ def html_page(
     *,
     live: bool = False,
 ) -> str:
-    """Return the report as an HTML file. ``pictures``: the drawings, by the file names that ``report`` uses.
-
-    ``live``: as of :func:`build_report`.
-    """
+    """Return the report as an HTML file. ``pictures``: by file name. ``live``: as of :func:`build_report`."""
     chart = _chart(steps)
     markdown = _renderer(pictures, chart)
     scripts = [_asset(name) for name in (*(["live.js"] if live else []), "uplot.min.js", "page.js")]
@@ -251,11 +241,7 @@ def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
 
 
 def _headers(state: Any) -> None:
-    """Mark the first row and column of each table as headers, as a rule of markdown-it; ``state``: its parser state.
-    Each other cell gets its column's name as ``data-label``, which a phone shows in place of the header row.
-
-    If the rows are the parts of a card's bar (:data:`KEYED`), each row's header gets the colour of its part.
-    """
+    """Mark first row and column of tables as headers; ``data-label`` names a cell's column for phones."""
     tokens: list[Token] = state.tokens
     labels: list[str] = []
     column, row = 0, -1

@@ -60,9 +60,7 @@ class ChainLink:
 
 
 def chain(c: Comparison) -> list[ChainLink]:
-    """Return the links of a comparison from its isolated ratio to the measured one. The text of a link without a figure
-    says why it is missing; some links are left out instead.
-    """
+    """Return the links from the isolated ratio to the measured one; a link without a figure says why."""
     measured, waits = c.measured, c.measured.baseline_waits
     return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
             *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
@@ -126,9 +124,7 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
 
 
 def _costs(waits: Waits, waited_ms: float) -> str:
-    """Format ``waited_ms``, the step's mean wait for data. If CUDA events do not show when the device worked, format
-    the least and the most wait instead, from ``waits``.
-    """
+    """Format the step's mean wait; the least and the most if CUDA events do not show when the device worked."""
     if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
         text = part_of(waits.step_ms)(waited_ms)
         return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"

@@ -73,14 +73,13 @@ def lines(found: PredictedCost) -> list[str]:
     for arm, price in zip(found.arms, found.prices, strict=True):
         low, high = (number(end * 1e3) for end in (arm.step.low, arm.step.high))
         step = [f"{ms(arm.step.likely * 1e3)} [{low}–{high}]", f"{ms(arm.step.worst * 1e3)} (step {arm.slowest_step})"]
-        usd = [arm.total.likely, arm.total.worst] if has_price and price is not None else []
-        rows.append(
-            [arm.arm, f"{arm.work.steps:,}", *step, *_hours(arm.total), *(_usd(price, amount_s) for amount_s in usd)]
-        )
+        likely_and_worst = (arm.total.likely, arm.total.worst) if has_price else ()
+        usd = [money(price.of_seconds(seconds)) for seconds in likely_and_worst if price is not None]
+        rows.append([arm.arm, f"{arm.work.steps:,}", *step, *_hours(arm.total), *usd])
     if len(rows) > 1:
         steps = sum(entry.work.steps for entry in found.arms)
-        usd = [] if found.total_usd is None else [found.total_usd.likely, found.total_usd.worst]
-        rows.append(["sum", f"{steps:,}", NOT_MEASURED, NOT_MEASURED, *_hours(found.total), *map(money, usd)])
+        usd = [] if found.total_usd is None else [money(found.total_usd.likely), money(found.total_usd.worst)]
+        rows.append(["sum", f"{steps:,}", NOT_MEASURED, NOT_MEASURED, *_hours(found.total), *usd])
     subject = "training" if found.of == "training" else "run of the study"
     total, usd_total = found.total, found.total_usd
     cost = "" if usd_total is None else f" and {money(usd_total.likely)}"
@@ -105,10 +104,6 @@ def lines(found: PredictedCost) -> list[str]:
 
 def _hours(spread: Spread) -> list[str]:
     return [f"{hours(spread.likely)} [{hours(spread.low)}–{hours(spread.high)}]", hours(spread.worst)]
-
-
-def _usd(price: HourlyPrice | None, seconds: float) -> str:
-    return NOT_MEASURED if price is None else money(price.of_seconds(seconds))
 
 
 def arithmetic(arm: ArmCost) -> str:
@@ -373,10 +368,7 @@ def actual_line(found: PredictedCost) -> str:
 
 
 def spending_lines(found: Sequence[Expense]) -> list[str]:
-    """Return the table of ``harness spent``: a row per folder, the total, and a sum for each kind of folder (such as
-    study or training) if there are several kinds. A last line counts the folders without a price, which the sums of
-    money leave out.
-    """
+    """Return the table of ``harness spent``, with a sum per kind of folder; sums of money omit unpriced folders."""
     rows = [["folder", "kind", "hours", "USD"]]
     rows += [[str(expense.folder), expense.kind, hours(expense.seconds), _sum_usd([expense])] for expense in found]
     kinds = list(dict.fromkeys(expense.kind for expense in found))

@@ -123,9 +123,7 @@ def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure
 
 
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
-    """Draw each step's loss and the moving mean of the losses. The x axis has two scales: optimizer steps and tokens.
-    ``steps``: numbers from 0. ``tokens``: total up to each step, padding included. ``name``: of the run, for the title.
-    """
+    """Draw losses and their moving mean over steps (``steps``: from 0) and ``tokens`` (total, padding included)."""
     curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
     return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
 
@@ -165,10 +163,7 @@ def smoothed_steps(steps: int) -> int:
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw the losses of several runs over ``axis``: training (pale) with its moving mean, validation (dashed). A cross
-    marks a curve's first NaN or infinite loss, at the height of the loss before it. A star marks the lowest loss of
-    each curve; for training, the lowest loss of a single step.
-    """
+    """Draw the losses of several runs: training with its moving mean, validation, lowest and first broken losses."""
     figure, axes = _axes(axis, sheet)
     smoothed = _smoothed_steps(runs)
     for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
@@ -243,17 +238,13 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Return the window, in steps, of the moving mean of all drawn runs: the window of the shortest run that is long
-    enough for a mean. 1 (no mean) if no run is.
-    """
+    """Return the window of the moving mean of all runs: that of the shortest run that has one; 1 if none has."""
     windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
     return min((window for window in windows if window > 1), default=1)
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw each run's share of right answers (%) by ``measure`` over ``axis``, and a line at the share that a guess
-    gets. A run with a known number of questions in each pass has 95 % intervals (Wilson).
-    """
+    """Draw the shares of right answers (%), with Wilson's 95 % intervals if the numbers of questions are known."""
     figure, axes = _axes(axis, sheet)
     numbers = {choice.questions for run in runs[:MOST_RUNS] for choice in run.choices}
     banded = False

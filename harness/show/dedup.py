@@ -35,9 +35,7 @@ class DedupPage:
 
 
 def as_json(found: DedupPage) -> dict[str, Json]:
-    """Return settings, S-curve, result and quality as JSON. With labels (known near-duplicates), the top level also has
-    ``precision`` and ``recall``.
-    """
+    """Return settings, S-curve, result and quality as JSON; with labels also ``precision`` and ``recall`` on top."""
     settings = found.settings
     plain: dict[str, Json] = {
         "settings": record_json(settings),

@@ -84,6 +84,7 @@ THEMED = {
     GAIN.lower(): "--gain",
     LOSS.lower(): "--loss",
 }
+VARIABLES = {colour: f"var({name})" for colour, name in THEMED.items()}
 
 DPI = 130
 TEXT = 10.0  # points; the page shows wide pictures 1.22 pixels per point or larger, and narrow ones 1.34
@@ -102,9 +103,7 @@ class Sheet:
     stacked: bool = False  # text stands above the rows, because it does not fit beside them
 
     def plot(self, height: float, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
-        """Return a figure of ``height`` inches with one plot, and its axes. ``grid``: axis at whose ticks grid lines
-        are drawn.
-        """
+        """Return a figure of ``height`` inches with one plot, and its axes. ``grid``: axis with grid lines."""
         figure = self.figure(height)
         return figure, plain(figure.add_subplot(), grid)
 
@@ -119,9 +118,7 @@ class Sheet:
 
 
 def plain(axes: Axes, grid: Literal["x", "y", "both"]) -> Axes:
-    """Draw grid lines at the ticks of axis ``grid`` behind the data, remove the top and right frame lines, and return
-    ``axes``.
-    """
+    """Draw grid lines of axis ``grid`` behind the data, without the top and right frame lines. Return ``axes``."""
     axes.grid(axis=grid, color=GRID, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -146,9 +143,7 @@ class RowAxes:
         return row * self.pitch
 
     def label(self, labels: Sequence[str], texts: Sequence[str], colours: Sequence[str], soft: Sequence[bool]) -> None:
-        """Write each row's name (``labels``) and figures (``texts``): beside the axes on a wide sheet, above the row's
-        marks on a narrow one. ``colours``: of the figures. ``soft``: True for a pale name, on a wide sheet.
-        """
+        """Write each row's name and figures: beside the axes, or above the row if narrow. ``soft``: pale name."""
         if self.pitch == 1:
             self.axes.set_yticks(range(len(labels)), labels, fontsize=TEXT)
             for tick, is_soft in zip(self.axes.get_yticklabels(), soft, strict=True):
@@ -184,9 +179,7 @@ class RowAxes:
 
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
-    """Return axes with ``count`` rows of ``height`` inches each, plus ``margin`` inches in all. ``lines``: lines of
-    text above each row, for which a narrow sheet gets more room.
-    """
+    """Return axes with rows of ``height`` inches, plus ``margin``. ``lines``: text lines above a narrow row."""
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
     figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
@@ -304,9 +297,7 @@ class Picture:
 
 
 def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) -> Picture:
-    """Render ``figure`` as PNG and SVG, and ``narrow`` (the same drawing for phones) as SVG. ``emulated``: True to
-    write on it that the device is emulated. Equal figures give equal bytes.
-    """
+    """Render ``figure`` as PNG and SVG, and ``narrow`` as SVG for phones. Equal figures give equal bytes."""
     import matplotlib
 
     if emulated:
@@ -382,7 +373,7 @@ def _themed(svg: str) -> str:
     """Return matplotlib's SVG as a bare <svg> element, in which the page's theme sets the colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda match: _variable(match[0]), svg)
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda match: VARIABLES.get(match[0].lower(), match[0]), svg)
     # Two decimals of a point suffice. Scales are below 1 and keep all digits.
     svg = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg)
     width = re.search(r'viewBox="0 0 (\S+) ', svg)
@@ -400,11 +391,6 @@ def _shortened(svg: str) -> str:
     return svg.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
 
 
-def _variable(colour: str) -> str:
-    name = THEMED.get(colour.lower())
-    return f"var({name})" if name else colour
-
-
 def style() -> str:
     """Return CSS with the colours of the light and the dark theme, selected by the system or the page's button."""
     light, dark = (
@@ -416,15 +402,3 @@ def style() -> str:
         f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}\n'
         f':root[data-theme="dark"] {{ {dark} }}\n'
     )
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours as WCAG 2 defines it: 1 for equal colours, 21 for black on white."""
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    channels = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

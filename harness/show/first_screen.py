@@ -16,7 +16,6 @@ from harness.judge.diagnosis import NOTED
 from harness.judge.policy import SAME_TOKENS_WITHIN
 from harness.judge.report_types import ArmReport, Comparison, DiagnosisKind, NotCompared, StudyReport
 from harness.judge.study import comparison_doubts
-from harness.judge.verdicts import Verdict
 from harness.show.advice import NextSteps, next_steps
 from harness.show.lone_arms import (
     UNSEEN_LINES,
@@ -48,6 +47,7 @@ from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines, remedy_text
 from harness.show.text.findings import TITLES, diagnosis_remedy, diagnosis_text, finding_text, part_label, trust_text
 from harness.show.text.verdicts import (
+    VERDICTS,
     also_noteworthy,
     finding,
     horizon_text,
@@ -62,7 +62,6 @@ AMONG_CAUSES = [noted.kind for noted in NOTED.values()]  # Diagnoses that have a
 # Differences that are always listed, never only counted.
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
-VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,13 @@ class FirstScreen:
 
     @property
     def next_note(self) -> str:
-        """Note on the recommended changes, or on why there are none. "" if nothing is recommended and the card's
-        diagnosis does not concern the data.
-        """
+        """Note on the recommended changes; "" if nothing is recommended and the diagnosis is not about data."""
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
 
     @property
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return header and rows of the table of comparisons. A column without any figure is left out, except the last
-        column, which always stays.
-        """
+        """Header and rows of the table of comparisons, without columns that have no figure; the last one stays."""
         last = len(HEADER) - 1
         shown = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
         return tuple(HEADER[i] for i in shown), [tuple(row[i] for i in shown) for row in self.rows]
@@ -152,9 +147,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """Return sentences on how much was measured: the smallest number of blocks, and of steps per block, over ``arms``,
-    and the longest epoch. "" if no arm has a block.
-    """
+    """Return sentences on the fewest blocks and steps that were measured; "" if no arm has a block."""
     measured = [arm for arm in arms if arm.blocks]
     if not measured:
         return ""
@@ -163,30 +156,22 @@ def _horizon(arms: Sequence[ArmReport]) -> str:
 
 
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
-    """Return two lists: all comparisons, and those that get a line of their own.
-
-    Below :data:`COMPARISONS_MANY` measured comparisons, both lists have all, in the scenario's order. Else both are
-    sorted by measured ratio, the fastest candidate first and unmeasured ones last. The second list then has only the
-    best and the worst comparison (of the decided ones, if there are several), and all with a warning.
-    """
+    """Return all comparisons, and those with a line of their own: of many the best, the worst, and any warned of."""
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
     by_gain = sorted(report.compared, key=lambda comparison: -comparison.measured.ratio.median)
     decided = _decided(by_gain)
+    broken = {arm.name for arm in report.arms if loader_texts(arm, arm.name)}  # workers repeat batches or deliver none
     ends = decided if len(decided) > 1 else by_gain
     own_line = [
         comparison
         for comparison in by_gain
-        if comparison in (ends[0], ends[-1]) or comparison.drift is not None or _loader_fails(report, comparison)
+        if comparison in (ends[0], ends[-1])
+        or comparison.drift is not None
+        or {comparison.candidate, comparison.baseline} & broken
     ]
     absent = [comparison for comparison in report.comparisons if isinstance(comparison, NotCompared)]
     return [*by_gain, *absent], [*own_line]
-
-
-def _loader_fails(report: StudyReport, c: Comparison) -> bool:
-    """Return True if loader workers of an arm repeat each other's batches, or deliver none."""
-    arms = [report.arm(name) for name in (c.candidate, c.baseline)]
-    return any(arm is not None and loader_texts(arm, arm.name) for arm in arms)
 
 
 def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
@@ -258,9 +243,7 @@ def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
 
 
 def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
-    """Return text such as " on an emulated gh200" for a comparison on emulated devices; if one of the two arms ran on a
-    real device, the text names that arm. "" if no device is emulated.
-    """
+    """Return " on an emulated gh200", with the arm that ran on a real device, if any; "" if none is emulated."""
     devices = emulated_devices(c)
     if devices is None:
         return ""
@@ -270,9 +253,7 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
 
 
 def _learned(m: Measured, *, emulated: bool) -> list[str]:
-    """Return at most one sentence: that losses diverged, differ or were not compared. Empty if the verdict is undecided
-    for that very reason. ``emulated``: True if a device is emulated: missing losses are then not reported.
-    """
+    """Return a sentence if losses diverged, differ or were not compared (unless ``emulated``); else none."""
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
@@ -324,9 +305,7 @@ def _or_none(one: Estimate) -> str:
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
-    """Return a line per undeclared difference. If there are more than :data:`DIFFERENCES_SHOWN`, only differences of
-    losses and repeated data keep their lines; the others get one line per kind, with the number of comparisons.
-    """
+    """Return a line per undeclared difference. Above :data:`DIFFERENCES_SHOWN`, those of speed are counted by kind."""
     lines = difference_lines(comparisons)
     if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
@@ -389,9 +368,7 @@ class BarPart:
 
 @dataclass(frozen=True)
 class VerdictCard:
-    """Diagnosis of one attached program (a training command that ``harness exec`` runs and times), as texts that are
-    ready to print on the first screen.
-    """
+    """Diagnosis of one attached program (which ``harness exec`` runs and times), as texts ready to print."""
 
     kind: DiagnosisKind
     title: str  # the command, its steps, and the time of a step by the clock
@@ -403,12 +380,7 @@ class VerdictCard:
 
 
 def card_arms(report: StudyReport) -> tuple[list[ArmReport], ArmReport | None]:
-    """Return (arms, described arm): the arms of attached programs that have a diagnosis, and the one of them that the
-    card describes; None if there is no such arm.
-
-    If the study has comparisons, only candidates count. Of several arms, such as ranks, the described one works longest
-    in a step, because other ranks wait for it.
-    """
+    """Return the diagnosed arms (of comparisons: the candidates), and the one that works longest in a step."""
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:
         candidates = {comparison.candidate for comparison in report.compared}
@@ -417,10 +389,7 @@ def card_arms(report: StudyReport) -> tuple[list[ArmReport], ArmReport | None]:
 
 
 def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
-    """Return the card of the study's attached program; None if no arm has a diagnosis, or with several comparisons.
-    ``compared``: line of the study's only comparison, which the card shows in place of the diagnosis; None if the study
-    does not have exactly one comparison.
-    """
+    """Return the card of the attached program, with the only comparison (``compared``) in place of the diagnosis."""
     arms, arm = card_arms(report)
     if arm is None or arm.wall is None or (report.comparisons and compared is None):
         return None

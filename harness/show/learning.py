@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from harness.explain.policy import LOSS_STEPS
-from harness.judge.learning import ArmCurves, CurvesCompared, Learning, RightShare, right_share
+from harness.judge.learning import ArmCurves, CurvesCompared, Learning, right_share
 from harness.judge.losses import Learned
 from harness.show.names import ArmNames
 from harness.show.tables import (
@@ -33,9 +33,7 @@ ALT = "Training and validation loss by step"
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return Markdown on validation losses and multiple-choice answers; "" if ``found`` is None. ``pictures``: file
-    names of the drawn pictures, to which the text links.
-    """
+    """Return Markdown on validation losses and answers; "" for None. ``pictures``: names of the drawn ones."""
     if found is None:
         return ""
     parts = []
@@ -120,9 +118,7 @@ def _relative(fraction: float) -> str:
 
 
 def cost(arms: Sequence[ArmCurves]) -> str:
-    """Return a sentence on the evaluation passes of all ``arms``: their number, their seconds, and their share of the
-    time of steps and passes. No throughput includes that time.
-    """
+    """Return a sentence on the evaluation passes of all ``arms``: number, seconds, share of the time with steps."""
     passes = sum(arm.passes + arm.choice_passes for arm in arms)
     seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
@@ -192,9 +188,7 @@ def choice_parts(found: Learning, names: ArmNames) -> list[str]:
 
 
 def _asked(arm: ArmCurves) -> tuple[list[int], list[int]]:
-    """Return two sorted lists on the last multiple-choice pass of each of the arm's runs, without duplicates: numbers
-    of questions (0: unknown), and numbers of optimizer steps before the pass.
-    """
+    """Return the numbers of questions (0: unknown), and of trained steps, of the last passes, sorted."""
     return sorted({choice.questions or 0 for choice in arm.answers}), sorted(
         {choice.step + 1 for choice in arm.answers}
     )
@@ -203,14 +197,9 @@ def _asked(arm: ArmCurves) -> tuple[list[int], list[int]]:
 def _choices_cell(arm: ArmCurves, name: str) -> str:
     share = right_share(arm.answers, name)
     if share is not None:
-        return share_text(share)
+        return f"{100 * share.share:.1f} % [{100 * share.ci_low:.1f} %–{100 * share.ci_high:.1f} %]"
     measured = all(getattr(choice, name) is not None for choice in arm.answers)
     return Markdown("**diverged**") if measured else NOT_MEASURED
-
-
-def share_text(found: RightShare) -> str:
-    """Format a share of right answers with its 95 % interval: ``31.1 % [30.2 %–32.0 %]``."""
-    return f"{100 * found.share:.1f} % [{100 * found.ci_low:.1f} %–{100 * found.ci_high:.1f} %]"
 
 
 def choices_json(arm: ArmCurves) -> dict[str, Json]:
@@ -232,7 +221,11 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
     target = f"{found[0].target:g}"
     columns: dict[str, Callable[[Learned], str]] = {
         "arm": lambda arm: names.short(arm.arm),
-        "loss at the end": _loss_cell,
+        "loss at the end": lambda arm: (
+            Markdown(f"**diverged** in {arm.diverged} of {arm.runs}")
+            if arm.diverged
+            else interval_cell(arm.loss, "{:.3f}".format)
+        ),
         f"steps to {target}": lambda arm: estimate_cell(arm.steps),
         "tokens to it": lambda arm: number_cell(arm.tokens),
         "seconds to it": lambda arm: number_cell(arm.seconds),
@@ -264,9 +257,3 @@ def _reached_cell(one: Learned) -> str:
     text = f"{one.reached} of {one.runs}"
     text += f"; {one.left} ended above it again" if one.left else ""
     return text + (f"; {one.failed} more failed" if one.failed else "")
-
-
-def _loss_cell(one: Learned) -> str:
-    if one.diverged:
-        return Markdown(f"**diverged** in {one.diverged} of {one.runs}")
-    return interval_cell(one.loss, "{:.3f}".format)

@@ -76,9 +76,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 
 def cause_findings(arm: ArmReport) -> list[str]:
-    """Return the recorded causes of slow steps that no diagnosis of the arm covers, one text each. A cause of the same
-    kind as the first diagnosis is listed without its time, which the diagnosis gives.
-    """
+    """Return the recorded causes of slow steps that no diagnosis covers; the first diagnosis gives its own time."""
     diagnosed = {SETTINGS_BY_REMEDY.get(diagnosis.remedy) for diagnosis in arm.diagnoses}
     headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # The diagnosis already gives this cost.
     causes = [cause for cause in arm.causes if cause.kind not in DIAGNOSED and cause.place not in diagnosed]
@@ -104,12 +102,7 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
-    """Return a clause on the mean times of fast and of slow steps; ``part`` formats ms. Steps far longer than the slow
-    ones are a third kind, so that they do not move the slow ones' mean.
-
-    None if all steps are of one kind, or if few steps are slow and at least half of those are the long steps that
-    :func:`_long` reports.
-    """
+    """Return a clause on the mean times of kinds of steps; None for one kind, or if :func:`_long` tells it."""
     kinds, long = totals.step_kinds, totals.long_steps
     exception = kinds is not None and kinds.above_share <= LONG_STEPS_SHARE_MAX
     if kinds is None or (exception and long is not None and 2 * long.steps >= kinds.above_share * kinds.of):
@@ -126,9 +119,7 @@ def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
 
 
 def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
-    """Return the long steps that raise the mean: `` (10 of 240 steps take 1,530 ms, mostly in log)``; "" for None.
-    ``part``: formats ms.
-    """
+    """Return the long steps that raise the mean, as `` (10 of 240 steps take 1,530 ms, mostly in log)``; else ""."""
     if found is None:
         return ""
     phase = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
@@ -182,9 +173,7 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return a line for each arm that tokenizes with another library than the tokenizer's own. The line includes the
-    proof that both libraries gave equal token ids.
-    """
+    """Return a line for each arm that tokenizes with another library, with the proof that it gives equal ids."""
     return [
         Headline(names.short(arm.name), f"encodes with {arm.tokenizer_engine}", capitalised(f"{arm.tokenizer_proof}."))
         for arm in arms
@@ -228,11 +217,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """Return a sentence on whether the other ranks wait for the rank ``last``, which waits longest for data.
-
-    ``longest``: the longest wait of the others, as text with its unit. ``last``: the rank's short name. ``gain``:
-    estimated speedup of all ranks if ``last`` waited less; None if unknown.
-    """
+    """Return a sentence on whether the others, which wait ``longest`` at most, then wait for the rank ``last``."""
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. It is unknown whether they then wait for {last}."
@@ -260,9 +245,7 @@ def _surely(one: Estimate) -> bool:
 
 
 def _or_none(one: Estimate) -> str:
-    """Format a speedup: ``1.298x as fast (1.290x to 1.302x)``. Adds "or no faster" if the interval's lower end (without
-    one, the median) is not above 1 + :data:`WAIT_SHARE`.
-    """
+    """Format ``1.298x as fast (1.290x to 1.302x)``, with "or no faster" if its lower end is not above 1."""
     return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or no faster'}{_range(one)}"
 
 
@@ -275,9 +258,7 @@ def _mean_ms(arm: ArmReport) -> float:
 
 
 def _data(arm: ArmReport) -> str:
-    """Return sentences on how long an arm's steps wait for data, and how much data work runs beside the steps without
-    making them wait (hidden).
-    """
+    """Return sentences on how long steps wait for data, and how much data work is hidden behind the steps."""
     totals = arm.totals
     step_ms = _mean_ms(arm)
     part = part_of(step_ms)
@@ -312,9 +293,7 @@ def _data(arm: ArmReport) -> str:
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
-    """Return sentences on how long the device is idle per step: in all, and during the host's waits for data.
-    ``fetch_ms``: these waits per step. ``step_ms``: mean time of a step.
-    """
+    """Return sentences on the device's idle time in all and during the host's waits (``fetch_ms`` per step)."""
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
@@ -397,9 +376,7 @@ def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:
-    """Return True if measured and replayed speedup disagree: their intervals are over :data:`WITNESSES_WITHIN` apart,
-    or without an interval their medians over :data:`REPLAY_ERROR_MAX`.
-    """
+    """Return True if intervals are over :data:`WITNESSES_WITHIN` apart, or medians over :data:`REPLAY_ERROR_MAX`."""
     ends = [
         (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (measured, replayed)
     ]
@@ -425,9 +402,7 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
 
 
 def _restarts(arm: ArmReport) -> str:
-    """Return a sentence on the time per step that restarts of the loader between epochs take, or a sentence that no
-    epoch ended in the measured steps. "" if the time is small or unknown.
-    """
+    """Return a sentence on what restarts of the loader take, or that no epoch ended; "" if little or unknown."""
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so no figure includes the cost of restarting the loader."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:

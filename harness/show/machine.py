@@ -179,9 +179,7 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
 
 
 def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
-    """Return {mark: (beginning of a clause such as "rings are", meaning)} for the legend of the step chart. The mark
-    "evaluation" is included only if it occurs.
-    """
+    """Return {mark: (beginning of a clause, meaning)} of the step chart; "evaluation" only if it occurs."""
     recorded = {mark for times in found for mark in times.mark}
     outliers = "outliers (those outside of all phases write a checkpoint)" if "checkpoint" in recorded else "outliers"
     shown = {"outlier": ("rings are", outliers)}
@@ -189,9 +187,7 @@ def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
 
 
 def at_once(found: Sequence[StepTimes]) -> bool:
-    """Return True if the first runs of all arms (at least two) ran at the same time for a while. The step chart then
-    connects the points of each arm by a line.
-    """
+    """Return True if all arms' first runs (at least two) overlapped: the step chart then draws lines."""
     firsts = {times.arm: times for times in reversed(found)}.values()
     return len(firsts) > 1 and max(times.start_s[0] for times in firsts) < min(times.start_s[-1] for times in firsts)
 
@@ -200,9 +196,7 @@ HISTORY_TITLE = "The whole run"
 
 
 def history_section(history: History | None, names: ArmNames) -> str:
-    """Return Markdown on all minutes of a long run: for each arm a table of step times from its start to its end, and a
-    table of the longest steps. "" if ``history`` is None.
-    """
+    """Return Markdown on all minutes of a long run: step times over time, and the longest steps; "" for None."""
     if history is None:
         return ""
     parts = []

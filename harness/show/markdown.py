@@ -70,9 +70,7 @@ def page(
     files: RecordedFiles = NO_FILES,
     timeline_cut: Sequence[str] = (),
 ) -> Page:
-    """Return the whole report, which begins with ``screen``. ``pictures``: names of the files under plots/. ``files``:
-    recorded files of profiled runs. ``timeline_cut``: what the timeline omits, a sentence each.
-    """
+    """Return the whole report. ``pictures``: names under plots/. ``timeline_cut``: what the timeline omits."""
     names = screen.names
     plain = [arm for arm in report.arms if not arm.control]
     controls = [arm for arm in report.arms if arm.control and not is_probe_control(arm.control)]
@@ -233,9 +231,7 @@ def how_to_read(report: StudyReport) -> str:
 
 
 def _data_order(report: StudyReport) -> str:
-    """Return a clause on which data the blocks of a study see: the same documents in one order, the same in another
-    order in each block, or consecutive parts of one run. A user's own program or data source decides it by its seed.
-    """
+    """Return a clause on which data the blocks see; a user's own program or source decides it by its seed."""
     study = report.study
     arms = [arm for arm in study.arms if arm.control is None]
     if any(COMMAND in arm.declared for arm in arms):

@@ -44,10 +44,7 @@ class ArmNames:
         return self._compared(one, other)[1]
 
     def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
-        """Return (common beginning, rest of ``one``, rest of ``other``, common end) of the two short names. If a rest
-        is empty, or the rests end in different separators, the rests are the whole short names, and beginning and end
-        are "".
-        """
+        """Return (common beginning, rest of ``one``, rest of ``other``, common end); whole names if a rest is empty."""
         one_parts, other_parts = (_PARTS.findall(self.short(name)) for name in (one, other))
         common_start = _shared(one_parts, other_parts)
         common_end = _shared(one_parts[common_start:][::-1], other_parts[common_start:][::-1])
@@ -96,10 +93,7 @@ class ArmNames:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Pairs (short, full) that explain shortened names. If the short names abbreviate the keys of a matrix, there
-        is a pair (abbreviation, key) per key instead, and ("all arms", ``key=value``) for each setting that all arms
-        share.
-        """
+        """Pairs (short, full) that explain short names; of a matrix, pairs (abbreviation, key) and shared settings."""
         if self._short == self._by_point and self._matrix is not None:
             shared = [("all arms", pair) for pair in self._matrix.shared]
             return [*((brief.rstrip("="), key) for key, brief in self._matrix.brief.items()), *shared]
@@ -169,9 +163,7 @@ def _matrix(names: Sequence[str]) -> _Matrix | None:
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
-    """Return names without their common beginning and end. They stay unchanged if none is longer than
-    :data:`NAME_FITS`, or if there is only one.
-    """
+    """Return names without their common beginning and end; unchanged if all fit in :data:`NAME_FITS`."""
     if len(names) < 2 or all(len(name) <= NAME_FITS for name in names):
         return list(names)
     parts = [_PARTS.findall(name) for name in names]
@@ -201,9 +193,7 @@ _NOTHING = (None, 0, False, "", _MISSING)
 
 
 def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
-    """Return the only setting that differs, the candidate's value first: ``4 loader workers instead of 0``. None if no
-    or several settings differ, or if the arm's name is clearer than the value (such as true).
-    """
+    """Return the only setting that differs, the candidate's value first; None if the arm's name is clearer."""
     configs = [_config(study, name) for name in (baseline, candidate)]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     differs = {key: pair for key in keys if (pair := [config.get(key, _MISSING) for config in configs])[0] != pair[1]}

@@ -172,9 +172,7 @@ def _loss(totals: ArmTotals) -> str:
 
 
 def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
-    """Return two tables on the arms' data paths (how they read, tokenize and pack), with notes: the paths alone
-    (data-only controls), and in training. "" if ``found`` is empty.
-    """
+    """Return two tables on the arms' data paths (alone, and in training) with notes; "" without any."""
     if not found:
         return ""
     baselines = list(dict.fromkeys(path.baseline for path in found))
@@ -214,9 +212,7 @@ def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
 
 
 def _path_findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
-    """Return a sentence per baseline arm: which other arm's data path is the fastest alone (without training), and how
-    much faster it makes the training.
-    """
+    """Return a sentence per baseline: the fastest data path alone, and what it makes of the training."""
     lines = []
     for baseline in dict.fromkeys(path.baseline for path in found):
         paths = [
@@ -323,9 +319,7 @@ def _why_open(one: JudgedClaim) -> str:
 
 
 def _most(one: JudgedClaim) -> str:
-    """Return a clause if the measured speedup is more than an arm's processes can give by sharing the work on its
-    cores, or if the claim asks for more than that; "" if neither is so, or if a number is unknown.
-    """
+    """Return a clause if sharing the work on the arm's cores cannot give the measured or the claimed speedup."""
     if one.processes is None or one.cores is None or one.figure is None:
         return ""
     speedup_max = min(one.processes, one.cores)
@@ -337,9 +331,7 @@ def _most(one: JudgedClaim) -> str:
 
 
 def _limits(one: JudgedClaim) -> str:
-    """Return clauses on what weakens a claim's verdict: both arms tokenize in the same way, so that the claim was not
-    tested; the arms differ in other keys; no A/A control was measured. "" if none of these applies.
-    """
+    """Return clauses on what weakens a claim's verdict: not tested, other keys differ, no A/A control."""
     text = f"; both have data.tokenize {one.untested}, so the claim was not tested" if one.untested else ""
     if one.differs:
         keys = listing([*one.differs[:CLAIM_KEYS_NAMED], *(["others"] if len(one.differs) > CLAIM_KEYS_NAMED else [])])

@@ -95,21 +95,14 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
 
 
 def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture | None:
-    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None if ``make`` returns None.
-    ``emulated``: True to write on it that the device is emulated.
-    """
+    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None if ``make`` returns None."""
     if (wide := make(WIDE)) is None:
         return None
     return drawn(wide, emulated, make(NARROW))
 
 
 def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw for each comparison three ratios with their intervals: candidate / baseline of the data paths alone
-    (data-only controls), the ceiling (speedup of the baseline without any data work), and candidate / baseline in
-    training.
-
-    All are ratios of positions/s. If the arms pad differently, a hollow mark shows trained tokens/s too.
-    """
+    """Draw three ratios per comparison: data paths alone, ceiling, and training; hollow: trained tokens/s too."""
     rows = row_axes(len(comparisons), 0.62, 2.0, sheet, lines=4)
     axes = rows.axes
     legend = {  # The first row with such a point uses the label.
@@ -229,9 +222,7 @@ def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> F
 
 
 def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
-    """Format the share (%) of a step spent in waits for data; a range if CUDA events do not show when the device
-    worked.
-    """
+    """Format the share (%) of a step spent in waits for data; a range if CUDA events leave it open."""
     ends = left_open(arm.totals.waited_range_ms, step_ms) or (waited_ms,)
     return " to ".join(percent(end / step_ms) for end in ends)
 
@@ -287,9 +278,7 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
 
 
 def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure | None:
-    """Draw each comparison's chain of ratios as a line, at most :data:`MOST_LINES`; None if no comparison has two
-    ratios.
-    """
+    """Draw each comparison's chain of ratios as a line; None if no comparison has two ratios."""
     lines = []
     for c in comparisons:
         ratios = {link.name: link.ratio for link in chain(c) if link.ratio is not None and link.name in STATIONS}
@@ -330,9 +319,7 @@ def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE)
 
 
 def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
-    """Label the axis of the chain's links (:data:`STATIONS`: x; on a narrow sheet y, downwards), and the other axis
-    with ratios. ``values``: all drawn ratios, which set the range.
-    """
+    """Label one axis with :data:`STATIONS`, the other with ratios. ``values``: all drawn ratios."""
     low, high = min(0.9, *values) * 0.9, max(1.5, *values) * 1.1
     ends, text = (-0.3, len(STATIONS) - 0.7), "how many times as fast (log scale)"
     style: dict[str, Any] = {"color": RULE, "linewidth": 1, "linestyle": "--"}

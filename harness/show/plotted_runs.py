@@ -50,9 +50,7 @@ class CurveSource:
 
 
 def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[PlottedRun]:
-    """Return the runs at ``paths``, named by what differs between them. ``tokens_per_step``: of llm.c logs, which lack
-    it; None draws them over steps only. Raise InputError for a path without a run, or a run without losses.
-    """
+    """Return the runs at ``paths``, with distinct names. ``tokens_per_step``: of llm.c logs. InputError without any."""
     return named([source for path in paths for source in _brought(path, tokens_per_step)])
 
 
@@ -81,9 +79,7 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
 
 
 def _of_training(path: Path) -> CurveSource:
-    """Read a training's curves from its tables, which include parts that were killed. Raise InputError if they have no
-    loss.
-    """
+    """Read a training's curves from its tables, killed parts included. Raise InputError if they have no loss."""
     losses = read_losses(path / LOSSES)
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
@@ -163,10 +159,7 @@ def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
 
 
 def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
-    """Return the curves of an llm.c log, with "" as name. The log's HellaSwag score becomes ``acc_tokens`` (share of
-    right answers by likelihood per token), over an unknown number of questions. ``tokens_per_step``: None leaves the
-    token axis unknown.
-    """
+    """Return the curves of an llm.c log. Its HellaSwag score becomes ``acc_tokens`` over unknown questions."""
     training = curve([(row.step + 1, row.loss) for row in log.training])
     validation = curve([(row.updates, row.value) for row in log.validation])
     choices = tuple(ChoicePass(row.updates - 1, None, None, None, None, row.value) for row in log.hellaswag)
@@ -188,9 +181,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 
 def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
-    """Return names by the settings that differ, such as ``learning_rate 0.001``. None if a configuration is unknown,
-    over :data:`RUN_KEYS_MAX` settings differ, or names would be equal.
-    """
+    """Return names by the settings that differ, such as ``learning_rate 0.001``; None if these do not suffice."""
     flats: list[Mapping[str, Json]] = [flatten(source.config) for source in sources if source.config is not None]
     if len(flats) != len(sources) or len(sources) < 2:
         return None

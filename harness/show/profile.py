@@ -42,9 +42,7 @@ PICTURE = "memory.png"
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
-    """Return Markdown on operators, kernels and memory of torch.profiler; "" without profiles. ``pictures``: file names
-    of the report's pictures.
-    """
+    """Return Markdown on operators, kernels and memory of torch.profiler; "" without profiles."""
     if not profiles:
         return ""
     parts = [OPERATORS_NOTE]
@@ -108,16 +106,15 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
     def share(value: float) -> str:
         return percent(value / role.span_ms) if role.span_ms else "0 %"
 
+    calls, self_ms, *device_ms = _time_columns(steps, per, device).items()
     columns: dict[str, Callable[[Operator], str]] = {
         f"{role.role}: operator": lambda operator: code(short(operator.name)),
         "kind": lambda operator: operator.kind,
-        f"calls {per}": lambda operator: number(operator.calls / steps),
-        f"self ms {per}": lambda operator: number(operator.self_ms / steps),
+        **dict((calls, self_ms)),
         "share": lambda operator: share(operator.self_ms),
         f"total ms {per}": lambda operator: number(operator.total_ms / steps),
+        **dict(device_ms),
     }
-    if device:
-        columns[f"device ms {per}"] = lambda operator: number_cell(operator.device_ms, steps)
     if main and profile.flops:
         columns[f"GFLOP {per}"] = lambda operator: number_cell(profile.flops.get(operator.name), steps * 1e9)
     shown = _top(role.operators, device)[: OPERATORS_LISTED if role.role == "main" else WORKER_OPERATORS_LISTED]
@@ -134,23 +131,23 @@ def operator_lines(found: ProfiledOperators, steps: int) -> list[str]:
     if not found.roles:
         return []
     device = found.device_ms is not None
-    head = ("operator", "calls a step", "self ms a step", *(["device ms a step"] if device else []))
-    rows = [
-        (
-            short(operator.name),
-            number(operator.calls / steps),
-            number(operator.self_ms / steps),
-            *([number_cell(operator.device_ms, steps)] if device else []),
-        )
-        for operator in _top(found.roles[0].operators, device)[:OPERATORS_LISTED]
-    ]
-    return aligned([head, *rows])
+    names: dict[str, Callable[[Operator], str]] = {"operator": lambda operator: short(operator.name)}
+    columns = names | _time_columns(steps, "a step", device)
+    shown = _top(found.roles[0].operators, device)[:OPERATORS_LISTED]
+    return aligned([[*columns], *([show(operator) for show in columns.values()] for operator in shown)])
+
+
+def _time_columns(steps: int, per: str, device: bool) -> dict[str, Callable[[Operator], str]]:
+    """Return columns of an operator's calls, self time and, with ``device``, device time, each over ``steps``."""
+    columns: dict[str, Callable[[Operator], str]] = {
+        f"calls {per}": lambda operator: number(operator.calls / steps),
+        f"self ms {per}": lambda operator: number(operator.self_ms / steps),
+    }
+    return columns | ({f"device ms {per}": lambda operator: number_cell(operator.device_ms, steps)} if device else {})
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:
-    """Return all operators, most expensive first: by self time on the host or, if ``device`` is True, by the larger of
-    that and device time.
-    """
+    """Return all operators by self time on the host; with ``device`` by the larger of that and device time."""
     return sorted(
         operators, key=lambda operator: -max(operator.self_ms, (operator.device_ms or 0.0) if device else 0.0)
     )
@@ -200,9 +197,7 @@ LINKED = "/@=,+:"  # characters that need no quoting in a link, besides letters 
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
-    """Return Markdown on the functions that py-spy sampled, by arm; "" if no arm has samples. ``files``: {arm: paths of
-    its files, relative to the report}, for links.
-    """
+    """Return Markdown on the functions that py-spy sampled; ``files``: paths to link, by arm. "" without samples."""
     parts = [_sampled_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
     return "\n\n".join([*parts, STACKS_NOTE]) if parts else ""
 

@@ -29,9 +29,7 @@ CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
 
 
 def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line per arm with several ranks, controls excluded: which rank the other ranks wait for, and how long
-    each rank waits per step.
-    """
+    """Yield a line per arm with several ranks: which rank the others wait for, and how long each waits."""
     for arm in arms:
         if arm.ranks is not None and arm.control is None:
             subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"

@@ -40,9 +40,7 @@ OF_RATIO_ALONE: tuple[DoubtKind, ...] = (
 
 
 def sentence(c: Comparison | NotCompared) -> str:
-    """Return the verdict of ``c`` in full: ratio and interval, ceiling (speedup without any data work), reason, and
-    disagreements between estimates.
-    """
+    """Return the verdict of ``c`` in full: ratio, interval, ceiling, reason, and disagreements of estimates."""
     return " ".join(part for part in sentence_parts(c) if part)
 
 
@@ -73,17 +71,13 @@ def emulated_devices(c: Comparison) -> str | None:
 
 
 def believed_ratio(c: Comparison) -> Estimate | None:
-    """Return the ratio that replay predicts if replay without edits reproduces the measured step time within tolerance,
-    so that no caveat is needed; else None.
-    """
+    """Return the predicted ratio if replay reproduces the measured step time within tolerance; else None."""
     predicted = c.explained.predicted
     return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
-    """Return the ratio that replay predicts for :attr:`Measured.ratio`, however large the replay's error; None if
-    replay predicts no ratio.
-    """
+    """Return the predicted ratio, however large the replay's error; None if replay predicts none."""
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
@@ -128,9 +122,7 @@ def _floor(m: Measured, baseline: str) -> str:
 
 
 def _steps(m: Measured) -> str | None:
-    """Return a clause on the change of step time; None if both arms have as many tokens per step, if that is unknown,
-    or if the doubt that bars the verdict bars this time, too.
-    """
+    """Return a clause on the change of step time; None if steps hold as many tokens, or if it is unknown."""
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
@@ -149,9 +141,7 @@ def _steps(m: Measured) -> str | None:
 
 
 def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
-    """Return the verdict ``judged`` on the step time as a clause: ``steps take 9.1 % less time (1.100x as fast, 1.080x
-    to 1.120x)``. ``speed``: step time of the baseline / candidate. None if either is None.
-    """
+    """Return a clause such as ``steps take 9.1 % less time (1.100x as fast, 1.080x to 1.120x)``; None if unknown."""
     if speed is None or judged is None:
         return None
     figures = f"({ratio(speed.median)} as fast, {interval(judged.of or speed)})"
@@ -172,9 +162,7 @@ def whose(arm: str, waits: Waits) -> str:
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
-    """Return ``range_ms``, the least and the most ms per step of the wait for data; None if it is None (the wait is
-    known) or narrower than :data:`WORTH_SHARE` of a step.
-    """
+    """Return ``range_ms`` (least and most wait per step) if it is at least :data:`WORTH_SHARE` of a step wide."""
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
@@ -184,9 +172,7 @@ def between(range_ms: tuple[float, float], step_ms: float) -> str:
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """Return a sentence on ``range_ms``, the least and the most ms per step that a step waits for data, if CUDA events
-    do not show more; "" if it is None or narrower than :data:`WORTH_SHARE` of a step of ``step_ms``.
-    """
+    """Return a sentence on the least and the most wait, if CUDA events leave that open; else ""."""
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -196,9 +182,7 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
 
 
 def in_blocks(uneven: UnevenWaits) -> str:
-    """Return the waits of the blocks that wait longer, and of the others: ``15.3 ms of each 45.2 ms step in 2 of 5
-    blocks and 0.00 ms in the others``.
-    """
+    """Return ``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``."""
     part = part_of(uneven.step_ms)
     waits, other_waits = (
         part(mean) if high - low < WORTH_SHARE * uneven.step_ms else f"{part(low)} to {part(high)}"
@@ -269,9 +253,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """Return the fewest phases that hide at least :data:`BEHIND_SHARE` of the hidden data work (work during which no
-    step waited), as text; "the step" if more than :data:`BEHIND_PHASES` are needed.
-    """
+    """Return the one or two phases that hide at least :data:`BEHIND_SHARE` of the hidden work, else "the step"."""
     phases = sorted(hidden_behind_ms.items(), key=lambda item: -item[1])
     sums = list(accumulate(value for _, value in phases))
     enough = next((index + 1 for index, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(phases) + 1)
@@ -281,9 +263,7 @@ def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
 
 
 def _for_a_core(waits: Waits) -> str:
-    """Return "; a step waits N ms for a core", or "" if unmeasured or below :data:`CORE_WAIT_SHARE_MAX` of the step;
-    below :data:`WORTH_SHARE` if data work runs hidden behind the step, as it may take the core.
-    """
+    """Return "; a step waits N ms for a core" if that is much; with hidden work, which may take it, if any."""
     share_min = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
     if waits.contended_ms is None or waits.contended_ms < share_min * waits.step_ms:
         return ""
@@ -340,9 +320,7 @@ def _without_data(c: Comparison) -> str:
 
 
 def ceiling_text(m: Measured) -> str:
-    """Format the ceiling (speedup without any data work), which must exist: ``1.100x``; ``1.025x to 1.154x`` if the
-    ideal-data control and replay disagree.
-    """
+    """Format the ceiling, which must exist: ``1.100x``; ``1.025x to 1.154x`` if control and replay disagree."""
     assert m.ceiling is not None
     return ratio(m.ceiling.median) if m.ceilings is None else " to ".join(map(ratio, m.ceilings))
 
@@ -362,10 +340,7 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """Return a clause for each contradiction between estimates of ``c``: between speed ratios whose intervals, widened
-    by the larger of noise floor and :data:`WITNESSES_WITHIN`, do not overlap, and of slowdown injections with the
-    measured waits.
-    """
+    """Return a clause for each contradiction between estimates, beyond noise floor and :data:`WITNESSES_WITHIN`."""
     m, waits = c.measured, c.measured.baseline_waits
     dissent = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
     floor = 1 + max(m.noise_floor or 0.0, WITNESSES_WITHIN)
@@ -427,9 +402,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """Return a clause for each slowdown injection (added work of one kind) that contradicts the measured waits: the
-    step waits for such work, but more of it costs nothing; or more of it costs the step cores.
-    """
+    """Return a clause for each slowdown injection that contradicts the measured waits."""
     waits, contradictions = c.measured.baseline_waits, []
     for dose in c.explained.doses:
         exposed = waits.waited_ms if dose.what == "data" else waits.exposed_ms.get(dose.what)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from harness.explain.exposure import Dose
-from harness.explain.wall import Wall
-from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Figure
 from harness.judge.controls import DataPath
 from harness.judge.cost import PredictedCost
@@ -35,7 +34,7 @@ from harness.show.text.doubts import GAPS, confound_lines, doubt_text, probe_pro
 from harness.show.text.findings import device_finding, host_finding
 from harness.show.text.verdicts import mfu_reason, missing_text, reason, undecided_because
 from harness.show.words import probes_named
-from trainer.json_types import Json, JsonObject
+from trainer.json_types import Json
 
 SUMMARY_SCHEMA = 2  # 1 has no doubts and no figures with units; all of its keys are in 2
 
@@ -47,16 +46,16 @@ def summary(
     unread: Sequence[str] = (),
     cost: PredictedCost | None = None,
 ) -> dict[str, Json]:
-    """Return the content of summary.json. An unmeasured figure is null (never NaN or 0), with its reason beside it.
-    ``unread``: files of probes that could not be read, a line each. ``cost``: the predicted cost; None without a
-    budget.
-    """
+    """Return summary.json. An unmeasured figure is null, with its reason. ``unread``: unreadable files of probes."""
     study = report.study
     optional: dict[str, Sequence[Json]] = {
         "data_paths": [_data_path(path) for path in report.data_paths],
         "learned": [record_json(record) for record in report.learned],
         "uses": [record_json(use) for use in report.uses],
-        "claims": [_claim(claim) for claim in report.claims],
+        "claims": [
+            {**record_json(claim), "kind": {**record_json(claim.kind), "text": claim_text(claim)}}
+            for claim in report.claims
+        ],
     }
     return {
         "schema": SUMMARY_SCHEMA,
@@ -105,19 +104,16 @@ def _fields(record: object, names: str, key: str = "{}") -> dict[str, Json]:
     return {key.format(name): plain_json(getattr(record, name)) for name in names.split()}
 
 
+def _in_ms(records: Sequence[Any]) -> list[Json]:
+    return [{**record_json(record), "unit": "ms"} for record in records]
+
+
 def _data_path(one: DataPath) -> Json:
-    """Return an arm's data path (how it makes batches) as plain data. In ``steps``, ``undecided`` is the kind of the
-    doubt that bars the verdict on the step time; None if there is a verdict.
-    """
+    """Return an arm's data path as plain data; ``undecided`` of its ``steps`` is the kind of the barring doubt."""
     content = record_json(one)
     if one.steps is not None:
         content["steps"] = _fields(one.steps, "verdict resolution undecided of")
     return content
-
-
-def _claim(one: JudgedClaim) -> Json:
-    content = record_json(one)
-    return {**content, "kind": {**record_json(one.kind), "text": claim_text(one)}}
 
 
 def _advice(found: ArmAdvice) -> Json:
@@ -174,22 +170,15 @@ def _arm(arm: ArmReport) -> Json:
         "loss": finite(totals.loss),
         "diverged_runs": totals.diverged,
         "against_arm_ratio": estimate_json(arm.against_arm),
-        "parts": [{**record_json(part), "unit": "ms"} for part in arm.parts],
-        **({} if arm.wall is None else {"wall": _wall(arm.wall)}),
+        "parts": _in_ms(arm.parts),
         **(
-            {"diagnoses": [{**record_json(diagnosis), "unit": "ms"} for diagnosis in arm.diagnoses]}
-            if arm.diagnoses
-            else {}
+            {}
+            if arm.wall is None
+            else {"wall": _fields(arm.wall, "steps step_ms") | {"program": _in_ms(arm.wall.program)}}
         ),
+        **({"diagnoses": _in_ms(arm.diagnoses)} if arm.diagnoses else {}),
         "doubts": [doubt_json(doubt) for doubt in arm.doubts],
     }
-
-
-def _wall(one: Wall) -> JsonObject:
-    """Return ``steps`` (how many), ``step_ms`` (their mean by the clock) and ``program``: a list of the parts of the
-    whole program's time, each with name, ms and share (0 to 1).
-    """
-    return {**_fields(one, "steps step_ms"), "program": [{**record_json(part), "unit": "ms"} for part in one.program]}
 
 
 def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:

@@ -46,9 +46,7 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Return a sentence on the crossovers: swept values at which the cost of tokenization passes :data:`CROSSING_SHARE`
-    of the step. Without a crossover: its least cost if all costs are above that share, else its largest cost.
-    """
+    """Return a sentence on where the cost of tokenization passes :data:`CROSSING_SHARE` of the step, or its extreme."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
@@ -67,9 +65,7 @@ def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
 
 
 def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> Picture:
-    """Draw step time (ms) over the swept value, with and without tokenization. ``unswept``: prediction under only the
-    other edits. ``checks``: (swept value, measured step time in ms) of other arms.
-    """
+    """Draw step time (ms) over the swept value. ``checks``: (value, measured step time in ms) of other arms."""
     wide, narrow = (sweep_figure(sweep, arm, unswept, checks, sheet) for sheet in (WIDE, NARROW))
     return drawn(wide, unswept.emulated, narrow)
 

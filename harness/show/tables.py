@@ -170,9 +170,7 @@ def finite(value: float | None) -> float | None:
 
 
 def doubt_json(one: Doubt) -> dict[str, Json]:
-    """Return a doubt as a JSON object: its text, which claims it bars (such as the verdict), its size (share) with
-    unit, its remedy.
-    """
+    """Return a doubt as a JSON object: text, what it bars, size with unit, and remedy."""
     rule, remedy = RULE_OF[one.kind], one.remedy
     return {
         "kind": one.kind,

@@ -1,11 +1,15 @@
-"""Lays the first screen out as plain lines for a terminal."""
+"""Lays out for a terminal the first screen, and a look at a running training: the last minutes and the ranks."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from harness.show.first_screen import FirstScreen, VerdictCard
 from harness.show.tables import aligned
+from harness.show.words import number
+from harness.study.run_data import Minute
 
 WIDTH = 100
 BLOCK = "\N{FULL BLOCK}"
@@ -35,8 +39,8 @@ def _next(screen: FirstScreen) -> list[str]:
     text = []
     if screen.next_steps.ranked:
         text.append("What to try next:")
-        for number, line in enumerate(screen.next_steps.ranked, start=1):
-            text += _wrapped(f"{number}. ", line)
+        for place, line in enumerate(screen.next_steps.ranked, start=1):
+            text += _wrapped(f"{place}. ", line)
     if screen.next_note:
         text += _wrapped("", screen.next_note)
     return text
@@ -62,3 +66,34 @@ def card_lines(card: VerdictCard) -> list[str]:
 
 def _wrapped(mark: str, text: str) -> list[str]:
     return textwrap.wrap(mark + text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+BARS = "▁▂▃▄▅▆▇█"
+MINUTES_SHOWN = WIDTH - 40
+
+
+def look(screen: FirstScreen | None, minutes: Mapping[str, Sequence[Minute]]) -> list[str]:
+    """Return the terminal's lines on a running training. ``screen``: None before the first measured step."""
+    text = ["No training step was recorded yet."] if screen is None else lines(screen)
+    if rows := [_row(arm, arm_minutes[-MINUTES_SHOWN:]) for arm, arm_minutes in minutes.items() if arm_minutes]:
+        text += ["", *aligned([("", "median ms", "p99 ms", "longest ms", "since", "median of each minute"), *rows])]
+    return text
+
+
+def _row(arm: str, minutes: Sequence[Minute]) -> tuple[str, ...]:
+    last = minutes[-1]
+    since = datetime.fromtimestamp(minutes[0].start_utc_s, UTC)
+    return (
+        arm,
+        number(last.p50_ms),
+        number(last.p99_ms),
+        number(max(minute.max_ms for minute in minutes)),
+        f"{since:%H:%M} UTC",
+        sparkline([minute.p50_ms for minute in minutes]),
+    )
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return one character per value: a bar between zero and the largest value."""
+    largest = max(values) or 1.0
+    return "".join(BARS[min(int(value / largest * len(BARS)), len(BARS) - 1)] for value in values)

@@ -71,9 +71,7 @@ def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
 
 
 def validation_text(prediction: Prediction) -> str:
-    """Return a clause on the validation error (replayed step time without edits against the measured one, in percent),
-    with a warning if it exceeds :data:`REPLAY_ERROR_MAX`.
-    """
+    """Return a clause on the error of the unedited replay, with a warning above :data:`REPLAY_ERROR_MAX`."""
     errors = prediction.validation
     text = (
         f"the unedited replay is {signed_percent(errors.median)} off (worst {signed_percent(errors.worst)} of "
@@ -108,9 +106,7 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
 def answer_json(
     scenario: str, arm: str, prediction: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> dict[str, Json]:
-    """Return the JSON output of ``harness whatif``. ``checks``: arms that ran with the edits. ``doubts``: reasons to
-    doubt the prediction.
-    """
+    """Return the JSON output of ``harness whatif``. ``checks``: arms that ran with the edits."""
     return {
         "scenario": scenario,
         "arm": arm,

@@ -18,7 +18,7 @@ from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.spans import UNANNOUNCED
 from harness.judge.doubts import RULE_OF
 from harness.judge.report_types import ArmReport, ArmTotals, Comparison, StudyReport, WhatIf
-from harness.show.chain import ChainLink, chain
+from harness.show.chain import chain
 from harness.show.names import ArmNames
 from harness.show.policy import OPEN_SHARE, PATH_SHARE_MIN, SAVING_SHARE_MIN, SAVINGS_LISTED
 from harness.show.sentences import either_way
@@ -44,9 +44,7 @@ LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (do
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return Markdown: for each comparison a chain of explanations, from the gain of loading data alone to that of
-    training; and tables of device time, blocking calls, what-if predictions and replay errors. "" if there are none.
-    """
+    """Return Markdown: chains of explanations, device time, blocking calls, what-if predictions, replay errors."""
     parts = []
     compared = report.compared
     arms = [arm for arm in report.arms if not arm.control]
@@ -111,13 +109,10 @@ WHATIF_NOTE = (
 
 def _chain(c: Comparison, names: ArmNames) -> str:
     lines = [f"**{safe(names.short(c.candidate))} against {safe(names.short(c.baseline))}**", ""]
-    lines += [f"{index}. {_link(link)}" for index, link in enumerate(chain(names.shorten_compared(c)), start=1)]
+    for index, link in enumerate(chain(names.shorten_compared(c)), start=1):
+        figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
+        lines.append(f"{index}. *{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(link.text)}")
     return "\n".join(lines)
-
-
-def _link(link: ChainLink) -> str:
-    figure = "" if link.ratio is None else f" {ratio(link.ratio)}"
-    return f"*{LINK_NAMES.get(link.name, link.name)}*{figure}: {safe(link.text)}"
 
 
 def _device_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
@@ -140,9 +135,7 @@ def _bound(totals: ArmTotals) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Format the device's busy time (ms per step): "unknown (LOW to HIGH)" if CUDA events leave open whether it worked
-    or waited for kernel launches; a dash if it was not measured.
-    """
+    """Format the device's busy time (ms per step): "unknown (LOW to HIGH)" if CUDA events leave it open."""
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
@@ -155,9 +148,7 @@ def _busy(totals: ArmTotals) -> str:
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Format the device's idle time (ms per step); with "at least" if CUDA events leave open whether it was idle at
-    other times too.
-    """
+    """Format the device's idle time (ms per step), with "at least" if CUDA events leave more open."""
     at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
     return f"{at_least}{number_cell(totals.device_starved_ms)}"
 
@@ -284,9 +275,7 @@ def part_text(one: Removal) -> str:
 
 
 def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a table of the parts of a step whose removal would save most, by replay. Arms whose replay is off by more
-    than its tolerance are left out, and a line names them. "" without both.
-    """
+    """Return a table of the parts whose removal saves most, by replay; a line names arms whose replay is off."""
     removable = [arm for arm in arms if arm.explained.removals]
     inexact = [names.short(arm.name) for arm in removable if not arm.explained.within_tolerance]
     rows = [
@@ -329,9 +318,7 @@ QUEUE_NOTE = (
 
 
 def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a line per arm with the links of its critical path and their shares, for arms whose replay is within
-    tolerance and models every wait for the device's queue; "" without such an arm.
-    """
+    """Return a line per arm with the shares of its critical path, if its replay is within tolerance."""
     lines = []
     for arm in arms:
         path = arm.explained.critical_path_ms
@@ -358,9 +345,7 @@ PATH_NOTE = (
 
 
 def _share_text(spent: PathTime, whole_ms: float) -> str:
-    """Format a link's share of the critical path, which takes ``whole_ms``: ``60 %``, or ``12 % to 60 %`` if its time
-    is uncertain by at least :data:`SAVING_SHARE_MIN` of the path.
-    """
+    """Format a link's share of the critical path: ``60 %``, or ``12 % to 60 %`` if its time is uncertain."""
     low, high = spent.least_ms / whole_ms, spent.most_ms / whole_ms
     if high - low < SAVING_SHARE_MIN:
         return percent(spent.likely_ms / whole_ms)

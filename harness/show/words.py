@@ -29,9 +29,7 @@ def times(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Format the absolute value of a fraction as a percentage: ``0.7 %``, ``12 %``; below :data:`SMALLEST_SHARE`:
-    ``under 0.1 %``.
-    """
+    """Format the absolute value of a fraction: ``0.7 %``, ``12 %``; below :data:`SMALLEST_SHARE` ``under 0.1 %``."""
     return f"{_hundredths(fraction)} %"
 
 
@@ -156,9 +154,7 @@ def capitalised(text: str) -> str:
 
 
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
-    """Return the measured probes as text, and what ran in the runs that they are compared with: "the ledger" or "no
-    probe at all".
-    """
+    """Return the measured probes as text, and what they are compared with: "the ledger" or "no probe at all"."""
     first, *later = cost.probes
     name = f"{first} and {' and '.join(later)} together: every measured run" if later else PROBES.get(first, first)
     return name, "no probe at all" if cost.against == "nothing" else "the ledger"

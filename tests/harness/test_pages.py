@@ -17,18 +17,10 @@ from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.synthetic import Arm, build, write
 
-HELP = [
-    *([], ["run"], ["report"], ["trace"], ["schema"], ["whatif"], ["audit"], ["regress"], ["compare"]),
-    *(["baseline", "save"], ["baseline", "check"], ["baseline", "list"], ["doctor"]),
-    *(
-        ["data"],
-        ["data", "pretokenize"],
-        ["data", "verify"],
-        ["data", "export"],
-        ["data", "import"],
-        ["data", "formats"],
-    ),
-]
+HELP = [words.split() for words in (
+    "", "run", "report", "trace", "schema", "whatif", "audit", "regress", "compare", "baseline save", "baseline check",
+    "baseline list", "doctor", "data", "data pretokenize", "data verify", "data export", "data import", "data formats",
+)]  # fmt: skip
 
 
 def page(text: str, folder: Path) -> str:
@@ -71,7 +63,10 @@ def test_the_report_of_a_study(tmp_path: Path, snapshot: SnapshotAssertion) -> N
     assert page(html, tmp_path) == snapshot(name="summary.html")
 
 
-@pytest.mark.parametrize(("factor", "code"), [(1.5, 3), (1.0, 4)])
+AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.5, 3), pytest.param(1.0, 4, marks=AT_NIGHT)])
 def test_two_studies_compared(factor: float, code: int, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     done = harness("compare", study(tmp_path / "a"), study(tmp_path / "b", factor, seed=1))
     assert (done.returncode, done.stderr) == (code, "")

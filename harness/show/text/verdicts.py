@@ -42,10 +42,7 @@ VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no diff
 
 
 def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) -> str:
-    """Return a comparison's result as a clause: ``14 % faster (6.2 to 17 %)``, or why it is undecided. ``once``:
-    remedies that another line gives, omitted here. ``figures``: False omits the interval, if a text with all figures
-    follows.
-    """
+    """Return a comparison's result as a clause, or why it is undecided. ``once``: remedies to leave out."""
     estimate, verdict = m.ratio, m.verdict
     if verdict == "undecided":
         because = undecided_because(m, remedy=more_blocks(m) not in once)
@@ -76,9 +73,7 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
 
 
 def _counts_more(m: Measured) -> bool:
-    """Return True if both arms have different numbers per step of the tokens that ``m.ratio`` counts, or if that is
-    unknown.
-    """
+    """Return True if steps of both arms hold different numbers of the counted tokens, or unknown ones."""
     return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
 
 
@@ -94,11 +89,7 @@ def _lopsided(m: Measured) -> tuple[float, float] | None:
 
 
 def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
-    """Format a ratio of speeds with its interval.
-
-    With ``word`` and below 2x: ``14 % faster (6.2 to 17 %)``; ``measure`` adds a unit, as in ``9 % more tokens/s``.
-    From 2x: ``4.20x as fast (3.90x to 4.40x)``. Without ``word``: the ratio alone.
-    """
+    """Format ``14 % faster (6.2 to 17 %)``; from 2x ``4.20x as fast (3.90x to 4.40x)``; without ``word`` the ratio."""
     low, high = estimate.ci_low, estimate.ci_high
     if estimate.median >= 2 or not word:
         ends = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
@@ -117,7 +108,8 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case "too few blocks":
             return f"an interval needs {MIN_BLOCKS} blocks; {more_blocks_text(m.cause)}"
         case "no noise floor":
-            too_few = _few_aa_blocks(m)
+            absent = m.absent.get("noise_floor")
+            too_few = absent is not None and absent.kind == "too few a-a blocks"
             problem = absent_text(m, "noise_floor") if too_few else "no A/A control on this device"
             enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else more_blocks_text(m.cause)
             action = enough if too_few else "add controls: [a-a]"
@@ -179,9 +171,7 @@ def more_blocks(m: Measured) -> str | None:
 
 
 def _repeat(m: Measured, ask: str) -> str:
-    """Return ``ask`` (the advice to repeat) as a clause. If no change of the data loading could gain
-    :data:`SMALL_CEILING`, it advises that only for other changes.
-    """
+    """Return ``ask`` as a clause; only for other changes if the data loading can gain under :data:`SMALL_CEILING`."""
     if m.ceiling is None or max(m.ceilings or (m.ceiling.median,)) - 1 >= SMALL_CEILING:
         return f"; {ask}"
     upper = ratio(max(*(m.ceilings or ()), m.ceiling.median, 1.0))
@@ -204,11 +194,6 @@ def _unseen(m: Measured) -> str:
     if m.together is not None and ((m.ratio.ci_low or 0) > 1 or (m.ratio.ci_high or 1) < 1):
         return f"the interval for all {m.comparisons} comparisons together includes no change ({interval(m.together)})"
     return unseen_text(m.resolution or 0)
-
-
-def _few_aa_blocks(m: Measured) -> bool:
-    absent = m.absent.get("noise_floor")
-    return absent is not None and absent.kind == "too few a-a blocks"
 
 
 def same_again_text(m: Measured) -> str:

@@ -43,9 +43,7 @@ Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Maximum number of events in a timeline file of each format, so that Perfetto opens the file in a few seconds. 0:
-    that format is not used.
-    """
+    """Maximum number of events of each format that Perfetto opens in a few seconds; 0: the format is not used."""
 
     chrome_events: int = 1_000_000
     protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
@@ -112,10 +110,7 @@ def _fitted(
     steps: int | None,
     limits: SizeLimits,
 ) -> Timeline:
-    """Build a timeline within ``limits``: show fewer of the last steps until the ledger (steps, phases, waits) fits,
-    then leave out the shortest operators and samples. ``steps``: most steps of a run, or of a window of its profiler;
-    None: all.
-    """
+    """Build a timeline within ``limits``: fewer of the last ``steps`` (None: all), then without short details."""
     longest = max((run.step_count for run in runs), default=0)
     wanted = longest if steps is None else min(steps, longest)
     shown = steps

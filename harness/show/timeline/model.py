@@ -168,11 +168,7 @@ class Resolved:
 
 
 def resolve(trace: Trace) -> Resolved:
-    """Assign ids to processes and threads, nest the slices, and place the ends of arrows.
-
-    An arrow without both ends is omitted. The first thread of a process has the id of the process, as on Linux. Ids
-    ascend in the order of the lists, because viewers without a sort index order threads by id.
-    """
+    """Assign ids in order, nest the slices, and place the ends of arrows; arrows without both ends are omitted."""
     number = 1
     processes, rows, places = [], [], {}
     starts = [point[0] for process in trace.processes for counter in process.counters for point in counter.points[:1]]
@@ -211,10 +207,7 @@ def _shown(one: Slice) -> Slice:
 
 
 def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
-    """Return the moment (ns) for an arrow's end at the slice ``one``: its start or end (``edge``); if slices lie
-    inside, its start, because Perfetto binds arrows to the slice that started last. None if one of these starts with
-    it.
-    """
+    """Return where an arrow binds to the slice ``one`` (the last that started); None if an inner one starts with it."""
     since, until = one.slice.start_ns, one.slice.end_ns
     if one.first_child_ns is None:
         return CounterPoint(row.pid, row.tid, since if edge == "start" else until - 1)  # the end itself is outside
@@ -369,9 +362,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
-    """Return the spans that overlap ``ranges`` (ns), and loader workers' spans of the batches that were fetched in
-    ``ranges``. Spans without a role are left out.
-    """
+    """Return the spans in ``ranges`` (ns), and workers' spans of the batches fetched there; none without a role."""
     if not run.has_spans or not ranges:
         return []
     import pyarrow.compute as pc

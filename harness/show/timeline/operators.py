@@ -36,10 +36,7 @@ def shown(table: pa.Table) -> pa.Table:
 
 
 def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row (of :func:`shown`) the duration in ns that decides if it is kept, and its number of events. A
-    launch has the duration of its longest kernel if that is longer, so a kept kernel keeps its launch. The two events
-    of the arrow between them count for the kernel.
-    """
+    """Return durations (ns; a launch has its longest kernel's) and numbers of events of the rows of :func:`shown`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -83,10 +80,7 @@ def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
 def add_operators(
     table: pa.Table, run: str, processes: Mapping[str, Process], main_threads: Mapping[str, int]
 ) -> list[Arrow]:
-    """Add the rows (of :func:`shown`) as slices to ``processes`` by role. Return the arrows from launches to kernels.
-    ``run``: name that makes slice keys unique. ``main_threads``: id of each role's main thread. Rows of unknown roles
-    are skipped.
-    """
+    """Add the rows of :func:`shown` to ``processes`` by role; return the arrows from launches to kernels."""
     columns = ("role", "category", "name", "tid", "start_ns", "duration_ns", "device_id", "input_shapes")
     launched: set[tuple[int | None, int]] = set()
     kernels: list[tuple[int | None, int]] = []
@@ -124,9 +118,7 @@ def add_operators(
 
 
 def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
-    """Return (role of the process, counter of the bytes that torch has allocated on a device) for each process and
-    device. Only points within ``ranges`` ([since, until) in ns) are kept.
-    """
+    """Return (role, counter of the bytes that torch allocated on a device), with points in ``ranges`` (ns) only."""
     counters = []
     for timeline in memory_timelines(profiles):
         series = {
@@ -212,9 +204,7 @@ def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
 
 
 def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: Mapping[int, str]) -> None:
-    """Add the rows of :func:`sample_slices` to ``processes`` by role. Rows of role "other" (not a main thread) go to
-    the process with the role ``roles[process id]``, or to a new one if the id has no role.
-    """
+    """Add the rows of :func:`sample_slices` by role; role "other" goes to the process ``roles[process id]``."""
     for pid, tid, role, name, start, duration in zip(
         *(table[name].to_pylist() for name in _SAMPLE_COLUMNS), strict=True
     ):

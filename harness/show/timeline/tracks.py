@@ -129,9 +129,7 @@ class Piece(NamedTuple):
 
 
 def waits(steps: Sequence[ShownStep], spans: Sequence[ShownSpan]) -> list[Slice]:
-    """Return the waits of the steps as slices, each named by its largest cause, with a slice per cause if several. On
-    an asynchronous device these are its idle times, else the main thread's waits for a batch.
-    """
+    """Return the device's idle times, else the host's waits for a batch, each with a slice per cause."""
     if not steps:
         return []
     import pyarrow as pa
@@ -214,9 +212,7 @@ OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the previous read
 
 
 class CountedSpan(NamedTuple):
-    """Start, first measured step and end (ns) of one repetition (a run's steps between two suspensions). Steps before
-    ``measured_ns`` are warm-up.
-    """
+    """Start, first measured step and end (ns) of one repetition: a run's steps between two suspensions."""
 
     since_ns: int
     measured_ns: int
@@ -257,9 +253,7 @@ def sampled(window: Window) -> Process:
 
 
 def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Return {(source, metric, unit): {t_ns: value}} since the start of the repetition in which the window begins. A
-    value may describe the time since the previous reading, which may be long before the window.
-    """
+    """Return {(source, metric, unit): {t_ns: value}} since the start of the window's first repetition."""
     samples = window.run.samples
     if samples is None or not len(samples):
         return {}
@@ -307,9 +301,7 @@ def _repetition_of(t_ns: int, repetitions: Sequence[CountedSpan]) -> CountedSpan
 
 
 def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Move each mean (t_ns, value) to the start of the time that it covers: the later of the previous reading and the
-    first measured step of its repetition.
-    """
+    """Move each mean (t_ns, value) to the start of the time that it covers, within its repetition."""
     points = []
     previous: int | None = None
     for t_ns, value in series:
@@ -323,9 +315,7 @@ def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpa
 
 
 def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Return ``series`` of (t_ns, value) with each reading inside its repetition: later ones move to the repetition's
-    end, and its only reading moves to its start, where it is visible.
-    """
+    """Return ``series`` with each reading inside its repetition; an only reading moves to its start."""
     points: dict[int, float] = {}
     read = Counts(_repetition_of(t_ns, repetitions) for t_ns, _ in series)
     for t_ns, value in series:
@@ -345,9 +335,7 @@ def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
-    """Return a counter of the batches that loader workers finished and the main thread has not fetched yet, within
-    ``extent`` (ns); None if no batch of a worker was fetched then.
-    """
+    """Return a counter of the batches that workers finished and the main thread has not fetched; None without any."""
     import pyarrow.compute as pc
 
     since, until = extent

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 
 from harness.commands import trace
-from harness.show.timeline.server import ONLINE_ORIGIN, ONLINE_PORT
+from harness.show.server import ONLINE_ORIGIN, ONLINE_PORT
 from harness.study.store import StudyFolder
 from tests.harness.launch.running import wait_for
 from tests.harness.show import browser
@@ -238,24 +238,20 @@ def test_offline_serves_viewer_and_timeline_until_ctrl_c(study):
 @VIEWER
 @pytest.mark.slow
 @pytest.mark.skipif(browser.found() is None, reason="no Chromium here")
-def test_the_viewer_opens_the_timeline_and_reaches_no_other_host(study, tmp_path):
+def test_the_viewer_opens_the_timeline_and_reaches_no_other_host(study):
     """Its page asks a foreign host for a script."""
     process, lines = started(study, run="text/0")
-    page = browser.Browser(browser.found(), tmp_path / "profile")
     try:
-        link = lines[1].removeprefix("open: ")
-        page.call("Page.navigate", url=link)
-        wait_for(lambda: page.value("document.title").startswith("localtrace"), 240.0)
-        asked = {one["requestId"]: one["request"]["url"] for one in _reported(page, "requestWillBeSent")}
-        blocked = {one["requestId"] for one in _reported(page, "loadingFailed") if one.get("blockedReason") == "csp"}
-        foreign = {one for one, url in asked.items() if not url.startswith((link, "data:", "blob:"))}
-        assert foreign <= blocked
-        assert f"{link}localtrace" in asked.values()
+        with browser.Browser() as page:
+            link = lines[1].removeprefix("open: ")
+            page.call("Page.navigate", url=link)
+            wait_for(lambda: page.value("document.title").startswith("localtrace"), 240.0)
+            asked = {one["requestId"]: one["request"]["url"] for one in page.reported("Network.requestWillBeSent")}
+            failed = page.reported("Network.loadingFailed")
+            blocked = {one["requestId"] for one in failed if one.get("blockedReason") == "csp"}
+            foreign = {one for one, url in asked.items() if not url.startswith((link, "data:", "blob:"))}
+            assert foreign <= blocked
+            assert f"{link}localtrace" in asked.values()
     finally:
-        page.close()
         process.kill()
         process.communicate()
-
-
-def _reported(page, event):
-    return [one["params"] for one in page.events if one["method"] == f"Network.{event}"]

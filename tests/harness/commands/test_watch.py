@@ -18,7 +18,7 @@ from harness.attach.command import MARK
 from harness.attach.live import RECENT_SEGMENTS, RecordedProgram, find_program, is_over, recorded_programs
 from harness.attach.retention import LAST
 from harness.commands import watch
-from harness.show.live import look, sparkline
+from harness.show.terminal import look, sparkline
 from tests import warm
 from tests.commands import harness
 from tests.harness.attach.running import PROGRAMS

@@ -13,7 +13,7 @@ import pytest
 
 from harness.show import drawing
 from harness.show.build import build_report
-from harness.show.timeline.server import EVENTS, HTML, Changes, Route, TraceServer
+from harness.show.server import EVENTS, HTML, Changes, Route, TraceServer
 from harness.study.store import StudyFolder
 from tests.harness.show import browser
 from tests.harness.show.browser import Browser
@@ -43,12 +43,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = browser.found()
-    assert program is not None
-    one = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield one
-    one.close()
+def chromium() -> Iterator[Browser]:
+    with Browser(800, 600) as one:
+        yield one
 
 
 @pytest.fixture
@@ -61,10 +58,9 @@ def opened(chromium: Browser, page: Path) -> Browser:
 def test_it_loads_without_a_request_an_error_or_a_foreign_script(opened: Browser, page: Path) -> None:
     assert opened.value("window.bad === undefined && document.images.length === 0 && document.scripts.length === 3")
     assert "<script>window.bad = 1</script> **Is it** faster?" in opened.value("document.body.innerText")
-    requests = [e["params"]["request"]["url"] for e in opened.events if e["method"] == "Network.requestWillBeSent"]
-    assert requests == [page.as_uri()]
-    troubles = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-    assert [event for event in opened.events if event["method"] in troubles] == []
+    assert [one["request"]["url"] for one in opened.reported("Network.requestWillBeSent")] == [page.as_uri()]
+    for trouble in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+        assert opened.reported(trouble) == []
 
 
 def test_a_click_on_a_header_sorts_and_the_next_turns_it_round(opened: Browser) -> None:
@@ -79,6 +75,12 @@ def test_a_click_on_a_header_sorts_and_the_next_turns_it_round(opened: Browser) 
     assert (opened.value(sort), up) == ("ascending", sorted(up))
     opened.value(click)
     assert (opened.value(sort), opened.value(column)) == ("descending", up[::-1])
+    # Dark follows the system, and the button turns it round.
+    light = opened.value(BACKGROUND)
+    opened.prefer("dark")
+    assert opened.value(BACKGROUND) != light
+    opened.value("document.getElementById('theme').click()")
+    assert opened.value(BACKGROUND) == light
 
 
 def test_pointing_at_a_step_tells_which_it_is(opened: Browser) -> None:
@@ -107,15 +109,7 @@ def test_pointing_at_a_step_tells_which_it_is(opened: Browser) -> None:
     assert ", step " in opened.value("document.querySelector('.tip').textContent")
 
 
-def test_dark_follows_the_system_and_the_button_turns_it_round(opened: Browser) -> None:
-    light = opened.value(BACKGROUND)
-    opened.prefer("dark")
-    dark = opened.value(BACKGROUND)
-    assert dark != light
-    opened.value("document.getElementById('theme').click()")
-    assert opened.value(BACKGROUND) == light
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [390, 800, 1280])
 def test_nothing_is_cut_in_a_window_of_any_width(opened: Browser, width: int) -> None:
     opened.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
@@ -159,6 +153,7 @@ def wait_until(chromium: Browser, expression: str) -> None:
     raise AssertionError(expression)
 
 
+@pytest.mark.nightly
 def test_the_page_of_a_running_training_reloads_after_each_look(chromium: Browser, page: Path, tmp_path: Path) -> None:
     """What was unfolded, the theme and the place stay; at the end it says that this was the last look."""
     shutil.copytree(page.parent, tmp_path / "study")
@@ -183,6 +178,6 @@ def test_the_page_of_a_running_training_reloads_after_each_look(chromium: Browse
         assert [chromium.value(one) for one in (unfolded, theme, "scrollY")] == mine
         changes.tell("ended")
         wait_until(chromium, "document.querySelector('header + p').textContent.includes('ended')")
-        assert not [event for event in chromium.events if event["method"] == "Log.entryAdded"]
+        assert not chromium.reported("Log.entryAdded")
     finally:
         server.close()

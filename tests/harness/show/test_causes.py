@@ -10,11 +10,11 @@ from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.predict import Replays
 from harness.explain.statistics import Estimate
 from harness.judge.report_types import ArmExplained, ModelSpeed
-from harness.judge.study import analyse
 from harness.show import why
 from harness.show.names import ArmNames
 from tests.cuda_stream import LAUNCH_BOUND, record
-from tests.harness.synthetic import Arm, build
+from tests.harness.show.studies import analysed
+from tests.harness.synthetic import Arm
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from tests.harness.synthetic import Arm, build
 def test_of_a_real_devices_kernels_it_says_that_a_full_queue_hides_savings(
     kind: str, emulation: str | None, said: bool
 ) -> None:
-    (arm,) = analyse(*build([Arm("a")], [])).arms
-    saved = Removal(kind, "forward", Estimate(2.0, 1.9, 2.1, 5), Estimate(1.2, 1.1, 1.3, 5))  # type: ignore[arg-type]
+    (arm,) = analysed(Arm("a"), blocks=3).arms
+    saved = Removal(kind, "forward", Estimate(2.0, 1.9, 2.1, 5), Estimate(1.2, 1.1, 1.3, 5))
     explained = ArmExplained(within_tolerance=True, removals=(saved,))
     arm = replace(arm, explained=explained, speed=ModelSpeed(emulation=emulation))
     text = why.savings([arm], ArmNames([arm.name]))
@@ -33,7 +33,7 @@ def test_of_a_real_devices_kernels_it_says_that_a_full_queue_hides_savings(
 
 
 def test_the_critical_path_is_listed_in_shares_without_its_short_links() -> None:
-    (arm,) = analyse(*build([Arm("a")], [])).arms
+    (arm,) = analysed(Arm("a"), blocks=3).arms
 
     def listed(explained: ArmExplained) -> str:
         return why.critical_paths([replace(arm, explained=explained)], ArmNames([arm.name]))

@@ -26,8 +26,7 @@ TWO = PredictedCost(
 
 
 def test_the_line_of_an_arm_has_every_part_and_their_sum() -> None:
-    line = said.arithmetic(TWO.arms[1])
-    assert line == (
+    assert said.arithmetic(TWO.arms[1]) == (
         "other: 100 steps x 100 ms + step 0 9.00 s + start-up 6.00 s + 1 pass over held-out data 2.00 s "
         "+ ending 4.00 s = 31.0 s"
     )
@@ -67,31 +66,16 @@ def test_sums_of_money_are_of_each_arm_at_its_own_price() -> None:
 
 
 def test_the_table_has_hours_and_money_by_arm_and_in_all() -> None:
-    lines = said.lines(TWO)
-    rows = [re.split(r"\s{2,}", line) for line in lines]
-    total = next(row for row in rows if row[0] == "sum")
+    rows = [re.split(r"\s{2,}", line) for line in said.lines(TWO)]
+    (total,) = [row for row in rows if row[0] == "sum"]
     assert total[1] == "1,102"
-    assert any("rounded up from 1.29" in line for line in lines)
+    assert "rounded up from 1.29" in said.price_line(TWO)
     (other,) = [row for row in rows if row[0] == "other"]
-    assert other[4].startswith("0.00861 ")  # 31 s
-    assert other[6] == "0.013 USD"
-    assert all(len(line) < 200 for line in lines)
-
-
-def test_without_a_price_there_are_hours_alone_and_that_is_said() -> None:
-    found = replace(TWO, prices=(None, None), limit=None)
-    text = "\n".join(said.lines(found))
-    assert "the price is unknown, so only hours are predicted" in text
-    assert "USD  " not in text
-    assert said.cost_json(found)["usd"] is None
-
-
-def test_a_price_of_another_device_is_no_price_of_these_hours() -> None:
-    h100 = HourlyPrice(2.5, "profile", 1, "h100-sxm")
-    found = replace(TWO, prices=(h100, h100))
-    assert "not on that device" in said.price_line(found)
-    there = tuple(replace(one, profile="h100-sxm") for one in TWO.measured)
-    assert "not on that device" not in said.price_line(replace(found, measured=there))
+    assert (other[4].partition(" ")[0], other[6]) == ("0.00861", "0.013 USD")  # 31 s
+    unpriced = replace(TWO, prices=(None, None), limit=None)
+    assert "the price is unknown, so only hours are predicted" in said.price_line(unpriced)
+    assert not any("USD  " in line for line in said.lines(unpriced))
+    assert said.cost_json(unpriced)["usd"] is None
 
 
 def test_a_refusal_is_one_line_with_the_arithmetic() -> None:
@@ -114,10 +98,8 @@ def test_what_the_measuring_took_is_part_of_what_is_spent_and_of_no_prediction()
     assert "measuring the first steps, which is spent: 12.0 s; even: 1,000 steps x 100 ms" in line
     assert line.endswith(f"; together {said.duration(12 + TWO.total.likely)}")
     done = replace(measured, spent_s=12.0 + 1.1 * TWO.total.likely, standing="done")
-    page = said.section(done)
-    assert "measuring the first steps, for the prediction | 12.0 s |" in page
-    assert f"actual, including that | {said.duration(done.spent_s)} |" in page
-    assert "Without the measuring, the actual time differs from the predicted one by +10 %." in page
+    assert f"actual, including that | {said.duration(done.spent_s)} |" in said.section(done)
+    assert "Without the measuring, the actual time differs from the predicted one by +10 %." in said.section(done)
     assert ", 12.0 s of it measuring the first steps (" in said.actual_line(done)
     assert said.cost_json(done)["measuring_s"] == 12.0
 
@@ -148,9 +130,22 @@ def test_predicted_against_actual(standing: Standing, text: str) -> None:
     assert said.section(None) == ""
 
 
-def test_an_emulated_device_is_said_to_be_one() -> None:
+def test_what_makes_a_prediction_unsure_is_noted() -> None:
+    h100 = HourlyPrice(2.5, "profile", 1, "h100-sxm")
+    assert "not on that device" in said.price_line(replace(TWO, prices=(h100, h100)))
+    there = tuple(replace(one, profile="h100-sxm") for one in TWO.measured)
+    assert "not on that device" not in said.price_line(replace(TWO, prices=(h100, h100), measured=there))
     emulated = tuple(replace(one, emulated=True, device="emulated gh200") for one in TWO.measured)
-    assert sum("is emulated" in line for line in said.lines(replace(TWO, measured=emulated))) == 2
+    assert sum("is emulated" in line for line in said.notes(replace(TWO, measured=emulated))) == 2
+    waited = tuple(replace(one, waiting_share=share) for one, share in zip(TWO.measured, (0.2, 0.01), strict=True))
+    (note,) = [line for line in said.notes(replace(TWO, measured=waited)) if "waited for a core" in line]
+    assert note.startswith("even: for 20 % of the measured steps' time")
+    no_core = said.doubt_json(doubt("no core", "even", share=0.2))
+    assert said.cost_json(replace(TWO, measured=waited))["doubts"] == [no_core]
+    slower = replace(EVEN, steps_s=(9.0, *(0.1 + 0.002 * step for step in range(19))))
+    assert any("% longer than those before" in line for line in said.notes(replace(TWO, measured=(slower, slower))))
+    unsure = [replace(TWO, measured=one) for one in (waited, (slower, slower), TWO.measured)]
+    assert ["unreliable" in said.lines(one)[0] for one in unsure] == [True, True, False]
 
 
 def test_the_steps_say_why_a_prediction_was_off() -> None:
@@ -165,28 +160,7 @@ def test_the_steps_say_why_a_prediction_was_off() -> None:
     assert "- other: a step was predicted" in said.section(replace(TWO, spent_s=30.0), totals)
 
 
-def test_steps_that_had_no_core_predict_nothing_that_is_certain() -> None:
-    waited = tuple(replace(one, waiting_share=share) for one, share in zip(TWO.measured, (0.2, 0.01), strict=True))
-    found = replace(TWO, measured=waited)
-    (note,) = [line for line in said.notes(found) if "waited for a core" in line]
-    assert note.startswith("even: for 20 % of the measured steps' time")
-    assert said.cost_json(found)["doubts"] == [said.doubt_json(doubt("no core", "even", share=0.2))]
-    assert "unreliable" in said.lines(found)[0]
-    assert "unreliable" not in said.lines(TWO)[0]
-
-
-def test_steps_that_get_slower_are_noted_with_what_to_do() -> None:
-    slower = replace(EVEN, steps_s=(9.0, *(0.1 + 0.002 * step for step in range(19))))
-    found = replace(TWO, measured=(slower, slower))
-    (note,) = [line for line in said.notes(found) if "last third" in line][:1]
-    assert "% longer than those before" in note
-    assert "unreliable" in said.lines(found)[0]
-
-
-@pytest.mark.parametrize(
-    ("epoch_steps", "share"), [(None, ""), (400.0, " (5.0 % of an epoch)"), (8.0, " (2.50 epochs)")]
-)
-def test_a_cost_names_the_share_of_an_epoch_that_it_measured(epoch_steps: float | None, share: str) -> None:
-    """A cache that fills in the first epoch is not seen before its end."""
-    found = replace(TWO, measured=tuple(replace(arm, epoch_steps=epoch_steps) for arm in TWO.measured))
+@pytest.mark.parametrize(("epoch", "share"), [(None, ""), (400.0, " (5.0 % of an epoch)"), (8.0, " (2.50 epochs)")])
+def test_a_cost_names_the_share_of_an_epoch_that_it_measured(epoch: float | None, share: str) -> None:
+    found = replace(TWO, measured=tuple(replace(arm, epoch_steps=epoch) for arm in TWO.measured))
     assert f"predicted from the first 20 steps{share} of each arm" in said.lines(found)[0]

@@ -16,7 +16,7 @@ from tests.commands import harness
 from tests.conftest import drawing
 from tests.harness.synthetic import Arm, build, write
 
-NASTY = "<script>alert(1)<&\"' |"  # no slash: an arm's name is a folder, and so is a scenario's
+NASTY = "<script>alert(1)<&\"' | $x_{$"  # no slash: an arm's name is a folder, and so is a scenario's
 QUESTION = "</script><script>alert(2)</script><img src=//example.org/x>"
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("study")
     slow = Arm(NASTY, tokenize=9.0)
     fast = Arm("tokens", tokenize=0.0, declared={"data.path": "tokens-padded"})
-    study, runs = build([slow, fast, *slow.controls("a-a", "data-only")], [(NASTY, "tokens")], blocks=3)
+    study, runs = build([slow, fast, *slow.controls("data-only")], [(NASTY, "tokens")], blocks=2)
     write(StudyFolder(path), replace(study, question=QUESTION, scenario=NASTY), runs)
     with drawing():
         build_report(path)
@@ -67,22 +67,23 @@ def test_nothing_is_fetched(folder: Path, tags: list[tuple[str, dict[str, str | 
     assert "url(http" not in (folder / "summary.html").read_text()
 
 
-def test_tables_have_headers_and_pictures_have_words(tags: list[tuple[str, dict[str, str | None]]]) -> None:
+def test_tables_have_headers_and_pictures_have_words(
+    folder: Path, tags: list[tuple[str, dict[str, str | None]]]
+) -> None:
     assert {attributes.get("scope") for tag, attributes in tags if tag == "th"} == {"row", "col"}
     pictures = [attributes for tag, attributes in tags if tag == "svg"]
     assert len(pictures) >= 3
     assert all(one.get("role") == "img" and one.get("aria-label") for one in pictures)
 
-
-def test_ids_are_there_once(tags: list[tuple[str, dict[str, str | None]]]) -> None:
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     sections = [one for one in ids if not re.search(r"-(DejaVu|p[0-9a-f]{10}|m[0-9a-f]{10})", one or "")]
     assert len(sections) == len(set(sections))
+    # matplotlib would read the dollar signs of the name as a formula, and fail.
+    assert min(path.stat().st_size for path in (folder / "plots").iterdir()) > 10_000
 
 
-@pytest.mark.parametrize("form", ["md", "html", "json"])
-def test_a_page_is_printed_as_it_is_written(form: str, folder: Path, tmp_path: Path) -> None:
+def test_a_page_is_printed_as_it_is_written(folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(folder, tmp_path / "study"))  # the pictures of the other stay
-    done = harness("report", str(folder), "--format", form)
+    done = harness("report", str(folder), "--format", "html")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (folder / f"summary.{form}").read_text()
+    assert done.stdout == (folder / "summary.html").read_text()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from harness.judge.learning import Learning, learning
@@ -18,7 +19,7 @@ from harness.show.names import ArmNames
 from harness.study.contract import EVALUATION_COLUMNS, STEP_COLUMNS
 from harness.study.records import ComparisonRecord, RunFacts, RunRecord
 from harness.study.run_data import RunData
-from harness.study.tables import make_table
+from harness.study.tables import completed, make_table
 from tests.harness.synthetic import Arm, build
 
 SECOND = 1_000_000_000
@@ -60,40 +61,46 @@ def found(*runs: RunData) -> Learning:
     return result
 
 
-def test_equal_floats_are_identical_losses() -> None:
-    both = found(run("text"), run("tokens"), run("text", block=1), run("tokens", block=1))
-    assert both.compared[0].difference is None
-    assert agreement(both.compared[0]) == (
-        "tokens and text have identical losses: all 8 training and 4 validation losses at common steps, in 2 blocks"
+NAMES = ArmNames(["text", "tokens"])
+LAST_BIT = math.nextafter(LOSSES[2], 10)
+ALL = "all 4 training and 2 validation losses at common steps, in 1 block; 2"
+OVER = "over 4 training and 2 validation losses"
+NAN = [*LOSSES[:2], math.nan, math.nan]
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([run("text"), run("tokens"), run("text", block=1), run("tokens", block=1)],
+         "identical losses: all 8 training and 4 validation losses at common steps, in 2 blocks"),
+        ([run("text"), run("tokens", [*LOSSES[:2], LAST_BIT, 4.05])],
+         "different losses: first the training loss of step 2 (counted from 0) in block 0, 5.000000000000001 against "
+         f"5.0 (1.8e-16 of it); at most 10 % apart {OVER}"),
+        ([run("text"), run("tokens", passes={1: 5.6, 3: 4.7})],
+         "different losses: first the validation loss of step 3 (counted from 0) in block 0, 4.7 against 4.6 (2.2 %); "
+         f"at most 2.2 % apart {OVER}"),
+        ([run("text", [], {1: 5.6}), run("tokens", [], {2: 5.6})], "no loss at a common step"),
+        # Equal up to the step that it diverges in, and no pass of that block is finite.
+        ([run("text"), run("tokens", NAN, {1: math.nan, 3: math.nan})],
+         "different losses: first the validation loss of step 1 (counted from 0) in block 0, nan against 5.6; at most "
+         f"0.0 % apart {OVER}; 4 of them NaN or infinite in an arm"),
+        ([run("text", NAN), run("tokens", NAN)], f"identical losses: {ALL} of them NaN or infinite in an arm"),
+        ([run("text", [*LOSSES, 9.0, 9.0]), run("tokens")],
+         f"identical losses: {ALL} more of text at steps that the other has no loss of"),
+    ],
+)  # fmt: skip
+def test_losses_of_two_arms_agree_or_the_first_difference_is_named(runs: list[RunData], said: str) -> None:
+    both = found(*runs)
+    assert agreement(both.compared[0]) == f"tokens and text have {said}"
+    content: Any = learning_json(both)
+    assert content["compared"][0]["identical"] is said.startswith("identical")
+
+
+def test_a_block_that_diverges_later_differs() -> None:
+    later = run("text"), run("tokens"), run("text", block=1), run("tokens", NAN, {3: math.nan}, block=1)
+    assert "different losses: first the training loss of step 2 (counted from 0) in block 1" in agreement(
+        found(*later).compared[0]
     )
-
-
-def test_the_last_bit_is_a_difference_and_the_first_one_is_named() -> None:
-    last_bit = math.nextafter(LOSSES[2], 10)
-    both = found(run("text"), run("tokens", [*LOSSES[:2], last_bit, 4.05]))
-    difference = both.compared[0].difference
-    assert difference is not None
-    assert (difference.of, difference.step, difference.candidate) == ("training", 2, last_bit)
-    assert difference.largest == pytest.approx(0.1)
-    assert agreement(both.compared[0]) == (
-        "tokens and text have different losses: first the training loss of step 2 (counted from 0) in block 0, "
-        "5.000000000000001 against 5.0 (1.8e-16 of it); at most 10 % apart over 4 training and 2 validation losses"
-    )
-
-
-def test_a_validation_loss_alone_may_differ() -> None:
-    both = found(run("text"), run("tokens", passes={1: 5.6, 3: 4.7}))
-    assert "first the validation loss of step 3 (counted from 0) in block 0, 4.7 against 4.6 (2.2 %)" in agreement(
-        both.compared[0]
-    )
-
-
-def test_arms_without_a_common_step_are_not_called_identical() -> None:
-    both = found(run("text", [], {1: 5.6}), run("tokens", [], {2: 5.6}))
-    assert agreement(both.compared[0]) == "tokens and text have no loss at a common step"
-    content = learning_json(both)
-    assert isinstance(content, dict)
-    assert content["compared"][0]["identical"] is False
 
 
 def test_the_figures_of_an_arm_are_medians_over_blocks() -> None:
@@ -113,59 +120,35 @@ def test_the_final_loss_of_a_diverged_arm_is_not_its_last_finite_one() -> None:
     arm = both.arms[1]
     assert math.isnan(arm.final_loss)
     assert (arm.perplexity, arm.final_steps, arm.passes) == (None, (4,), 2)
-    assert "| tokens | **diverged** | – | 4 | 2 |" in section(both, [], ArmNames(["text", "tokens"]))
-    content = learning_json(both)
-    assert isinstance(content, dict)
+    assert "| tokens | **diverged** | – | 4 | 2 |" in section(both, [], NAMES)
+    content: Any = learning_json(both)
     assert content["arms"]["tokens"]["validation_loss"] is None
-    assert learning({"text": [run("text", passes={1: math.nan})]}, PAIR) is not None
     assert learning({"text": [RunData(RunRecord("text", 0, "done"), None, None, None)]}, PAIR) is None
-
-
-def test_an_arm_that_turns_nan_has_no_identical_losses() -> None:
-    """Equal up to the step that it diverges in, and no pass of that block is finite."""
-    nan = [*LOSSES[:2], math.nan, math.nan]
-    said = agreement(found(run("text"), run("tokens", nan, {1: math.nan, 3: math.nan})).compared[0])
-    assert said == (
-        "tokens and text have different losses: first the validation loss of step 1 (counted from 0) in block 0, nan "
-        "against 5.6; at most 0.0 % apart over 4 training and 2 validation losses; 4 of them NaN or infinite in an arm"
-    )
-    later = run("text"), run("tokens"), run("text", block=1), run("tokens", nan, {3: math.nan}, block=1)
-    assert "different losses: first the training loss of step 2 (counted from 0) in block 1" in agreement(
-        found(*later).compared[0]
-    )
-    same = agreement(found(run("text", nan), run("tokens", nan)).compared[0])
-    assert "identical losses: all 4 training and 2 validation losses at common steps, in 1 block; 2 of them NaN" in same
-
-
-def test_losses_that_the_shorter_arm_has_not_are_counted() -> None:
-    said = agreement(found(run("text", [*LOSSES, 9.0, 9.0]), run("tokens")).compared[0])
-    assert said.endswith("at common steps, in 1 block; 2 more of text at steps that the other has no loss of")
 
 
 def test_losses_over_other_labels_are_not_ranked() -> None:
     """A smaller vocabulary has an easier token to predict: its lower loss per token says nothing of the model."""
-    names = ArmNames(["text", "tokens"])
     warning = "their losses and perplexities cannot be compared"
-    assert warning in section(found(run("text"), run("tokens", vocab_size=100)), [], names)
-    assert warning in section(found(run("text"), run("tokens", tokens=900)), [], names)
+    for other, warned in (({"vocab_size": 100}, True), ({"tokens": 900}, True), ({}, False)):
+        assert (warning in section(found(run("text"), run("tokens", **other)), [], NAMES)) is warned
     alike = found(run("text"), run("tokens"), run("text", block=1, tokens=900), run("tokens", block=1, tokens=900))
-    assert warning not in section(alike, [], names)
+    assert warning not in section(alike, [], NAMES)
 
 
 def test_the_section_has_accuracy_only_of_a_masked_objective() -> None:
-    names = ArmNames(["text", "tokens"])
-    plain = section(found(run("text"), run("tokens")), ["loss.png"], names)
+    plain = section(found(run("text"), run("tokens")), ["loss.png"], NAMES)
     assert "| text | 4.6000 | 99.5 | 4 | 2 |" in plain
     assert "plots/loss.png" in plain
-    assert "masked" not in plain
-    masked = section(found(run("text", accuracy=0.25)), [], names)
+    masked = section(found(run("text", accuracy=0.25)), [], NAMES)
     assert "| text | 4.6000 | 99.5 | 25 % | 4 | 2 |" in masked
     assert "plots/" not in masked
-    assert section(None, [], names) == ""
+    assert section(None, [], NAMES) == ""
 
 
 def test_the_page_has_one_section_of_what_was_learned_beside_a_target_too() -> None:
-    record, runs = build([Arm("text", loss=3.0), Arm("tokens", loss=3.0)], blocks=1, repetitions=4, steps=9)
+    record, runs = build(
+        [Arm("text", loss=3.0), Arm("tokens", loss=3.0)], blocks=1, repetitions=4, steps=9, spans=False
+    )
     passed = run("text").evaluations
     runs = [replace(one, record=replace(one.record, peak_memory_bytes=300 * 2**20), evaluations=passed) for one in runs]
     for target in ({"target_loss": 3.7}, {}):
@@ -177,25 +160,18 @@ def test_the_page_has_one_section_of_what_was_learned_beside_a_target_too() -> N
 
 
 def test_the_picture_shows_every_loss_of_both_arms() -> None:
-    figure = loss_curves(found(run("text"), run("tokens")), ArmNames(["text", "tokens"]))
-    lines = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}
-    assert lines == {
-        "text: training": LOSSES,
-        "text: validation": [5.6, 4.6],
-        "tokens: training": LOSSES,
-        "tokens: validation": [5.6, 4.6],
-    }
+    lines = loss_curves(found(run("text"), run("tokens")), NAMES).axes[0].lines
+    assert [(line.get_label(), line.get_ydata().tolist()) for line in lines] == [
+        (f"{arm}: {kind}", values)
+        for arm in ("text", "tokens")
+        for kind, values in (("training", LOSSES), ("validation", [5.6, 4.6]))
+    ]
 
 
 def test_tables_from_before_there_was_a_learning_rate_are_read() -> None:
-    from harness.study.tables import completed
-
-    old = [column for column in STEP_COLUMNS if column[0] != "learning_rate"]
-    table = make_table(tuple(old), {"step": [0], "warmup": [False], "start_ns": [1], "wall_ns": [1]})
-    from pathlib import Path
-
+    old = tuple(column for column in STEP_COLUMNS if column[0] != "learning_rate")
+    table = make_table(old, {"step": [0], "warmup": [False], "start_ns": [1], "wall_ns": [1]})
     assert completed(Path("steps.parquet"), table, STEP_COLUMNS).column("learning_rate").to_pylist() == [None]
-    assert isinstance(table, pa.Table)
 
 
 def asked(
@@ -208,7 +184,6 @@ def asked(
 ) -> RunData:
     """A run with the shares of right answers by step, beside a pass over documents."""
     plain = run(arm, block=block)
-    assert plain.evaluations is not None
     rows = [
         *plain.evaluations.to_pylist(),
         *(
@@ -236,29 +211,20 @@ def test_what_was_answered_has_a_table_of_its_own_with_intervals() -> None:
     table = page[page.index(header) :].partition("\n\n")[0]
     assert len(table.splitlines()) == 4  # an arm that was asked nothing has no row
     assert "Evaluation: 9 passes" in page  # 6 over documents and 3 over questions, in the time of both
-    content = learning_json(both)
-    assert isinstance(content, dict)
-    arm = content["arms"]["text"]["multiple_choice"]  # type: ignore[index,call-overload]
-    assert arm["acc"] == {
-        "share": 0.3,
-        "ci_low": pytest.approx(0.2572, abs=1e-4),
-        "ci_high": pytest.approx(0.3467, abs=1e-4),
-    }  # type: ignore[index,call-overload]
-    assert "multiple_choice" not in content["arms"]["plain"]  # type: ignore[index,operator,call-overload]
+    content: Any = learning_json(both)
+    assert content["arms"]["text"]["multiple_choice"]["acc"] == pytest.approx(
+        {"share": 0.3, "ci_low": 0.2572, "ci_high": 0.3467}, abs=1e-4
+    )
+    assert "multiple_choice" not in content["arms"]["plain"]
     assert both.arms[0].final_loss == 4.6  # that of the documents, whichever row is the last
 
 
 def test_arms_that_are_asked_otherwise_are_not_ranked() -> None:
-    names = ArmNames(["text", "tokens"])
     warning = "answer different questions, or in a different form"
-    first = asked("text", {3: 0.3})
-    assert warning not in section(found(first, asked("tokens", {3: 0.4})), [], names)
-    for other in ({"questions": 300}, {"prompt": "lm-eval"}, {"file": "g"}):
-        assert warning in section(found(first, asked("tokens", {3: 0.4}, **other)), [], names)  # type: ignore[arg-type]
-
-
-def test_a_diverged_model_answered_nothing_and_one_without_text_has_no_share_by_character() -> None:
-    page = section(found(asked("text", {3: math.nan}), asked("tokens", {3: None})), [], ArmNames(["text", "tokens"]))
+    other: list[dict[str, Any]] = [{"questions": 300}, {"prompt": "lm-eval"}, {"file": "g"}, {}]
+    pages = [section(found(asked("text", {3: 0.3}), asked("tokens", {3: 0.4}, **one)), [], NAMES) for one in other]
+    assert [warning in page for page in pages] == [True, True, True, False]
+    page = section(found(asked("text", {3: math.nan}), asked("tokens", {3: None})), [], NAMES)
     assert "| text | **diverged** | **diverged** | **diverged** | 400 | 4 | 1 |" in page
     assert "| tokens | – | – | – | 400 | 4 | 1 |" in page
 
@@ -266,7 +232,6 @@ def test_a_diverged_model_answered_nothing_and_one_without_text_has_no_share_by_
 def test_runs_that_were_asked_questions_alone_have_no_loss_and_are_drawn() -> None:
     """A training that was ended before its first pass over documents."""
     only = asked("text", {1: 0.25, 3: 0.3})
-    assert only.evaluations is not None
     table = only.evaluations.filter(only.evaluations.column("questions").is_valid())
     alone = found(RunData(only.record, only.steps, None, None, evaluations=table))
     page = section(alone, [], ArmNames(["text"]))

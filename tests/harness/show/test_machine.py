@@ -8,28 +8,11 @@ from harness.show.machine import section
 ROLE = RoleLoad("main", 1, 1.5, None, 4e9, 3e9, 2e6, 0.0, 100.0, None)
 LOAD = HostLoad("plain", 10.0, [ROLE, replace(ROLE, role="loaders", processes=4, cores=2.5)], 0.2, 0.9, 0.0)
 DEVICE = DeviceHealth(
-    arm="plain",
-    device=0,
-    utilisation=0.97,
-    sm_active=0.5,
-    tensor_active=None,
-    dram_active=0.25,
-    power_w=612.0,
-    energy_j=1000.0,
-    joules_per_token=0.0612,
-    joules_per_trained_token=0.0701,
-    sm_clock_mhz=1950.0,
-    sm_clock_min_mhz=1755.0,
-    memory_clock_mhz=2619.0,
-    temperature_max_c=71.0,
-    memory_used_bytes=62e9,
-    memory_total_bytes=96e9,
-    throttled={},
-)
-
-
-def test_nothing_sampled_is_no_section() -> None:
-    assert section([], []) == ""
+    arm="plain", device=0, utilisation=0.97, sm_active=0.5, tensor_active=None, dram_active=0.25, power_w=612.0,
+    energy_j=1000.0, joules_per_token=0.0612, joules_per_trained_token=0.0701, sm_clock_mhz=1950.0,
+    sm_clock_min_mhz=1755.0, memory_clock_mhz=2619.0, temperature_max_c=71.0, memory_used_bytes=62e9,
+    memory_total_bytes=96e9, throttled={},
+)  # fmt: skip
 
 
 def test_host_and_devices_are_tables_and_what_was_not_told_is_a_dash() -> None:
@@ -41,13 +24,7 @@ def test_host_and_devices_are_tables_and_what_was_not_told_is_a_dash() -> None:
     )
     assert "### Findings" not in text
     assert "PCIe" not in text
-
-
-def test_traffic_is_shown_for_links_that_some_card_has() -> None:
-    moved = replace(DEVICE, traffic={"pcie_rx": 2.5e9, "pcie_tx": 1e9, "c2c_rx": 4e11})
-    text = section([], [moved, replace(DEVICE, device=1)])
-    assert "| arm | device | PCIe GB/s: to / from it | C2C GB/s: to / from it |" in text
-    assert "| plain | 0 | 2.50 / 1.00 | 400 / – |" in text
+    assert section([], []) == ""
 
 
 def test_findings_and_problems_are_said_once_each() -> None:
@@ -60,7 +37,11 @@ def test_findings_and_problems_are_said_once_each() -> None:
     assert text.count("no X") == 1
 
 
-def test_throttling_that_nothing_told_of_is_no_zero() -> None:
+def test_what_only_some_cards_have_or_tell_is_shown_for_these() -> None:
+    moved = replace(DEVICE, traffic={"pcie_rx": 2.5e9, "pcie_tx": 1e9, "c2c_rx": 4e11})
+    text = section([], [moved, replace(DEVICE, device=1)])
+    assert "| arm | device | PCIe GB/s: to / from it | C2C GB/s: to / from it |" in text
+    assert "| plain | 0 | 2.50 / 1.00 | 400 / – |" in text
     assert "| 0.0 % |" in section([], [DEVICE])
     assert "0.0 %" not in section([], [replace(DEVICE, throttled=None)])
     assert "| 25 % |" in section([], [replace(DEVICE, sm_clock_mhz=None, throttled={"its power limit": 0.25})])

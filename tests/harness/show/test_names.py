@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.show.names import ArmNames
+from harness.show.names import ArmNames, _data_path
 from harness.show.policy import NAME_FITS, NAME_LONGEST
 
 MATRIX = [
@@ -14,19 +14,14 @@ MATRIX = [
 ]
 
 
-def test_names_that_fit_stay() -> None:
+def test_names_that_fit_stay_and_a_matrix_is_shortened_by_what_varies() -> None:
     names = ArmNames(["text-padded", "8b-b1-tokens-padded"])
     assert names.short("8b-b1-tokens-padded") == "8b-b1-tokens-padded"
     assert names.legend == []
-
-
-def test_a_matrix_is_shortened_by_what_varies() -> None:
     names = ArmNames([f"{name},sequence_length=2048" for name in MATRIX])
     assert names.short(f"{MATRIX[0]},sequence_length=2048") == "text-padded bs1 w0"
     assert names.legend == [("bs", "batch_size"), ("w", "workers"), ("all arms", "sequence_length=2048")]
-
-
-def test_keys_with_the_same_initials_are_written_out() -> None:
+    # Keys with the same initials are written out.
     names = ArmNames([f"arm@learning_rate={a},log_rate={b}" for a in (1, 2) for b in (1, 2)])
     assert names.short("arm@learning_rate=1,log_rate=2") == "arm learning_rate=1 log_rate=2"
 
@@ -51,3 +46,18 @@ def test_short_names_tell_arms_apart_whatever_they_are(full: list[str]) -> None:
     short = [names.short(name) for name in full]
     assert len(set(short)) == len(full)
     assert all(len(name) <= max(NAME_FITS, NAME_LONGEST) for name in short)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ("text-stream", "tokens-stream", "Pretokenizing"),
+        ("text-stream", "tokens-mmap", "Pretokenizing and packing out of a memory map"),
+        ("tokens-stream", "tokens-mmap", "Packing out of a memory map"),
+        ("tokens-mmap", "tokens-padded", "Padding"),
+        ("tokens-mmap", "text-stream", "Tokenizing on the fly and packing out of token lists"),
+        ("tokens-mmap", "elsewhere", None),
+    ],
+)
+def test_a_change_of_the_data_path_has_a_name(before: str, after: str, name: str | None) -> None:
+    assert _data_path(before, after) == name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.explain.probes.torch_profile import torch_profile
-from harness.show.drawing import drawn, thinned
+from harness.show.drawing import thinned
 from harness.show.plots import memory as memory_figure
 from harness.show.policy import OPERATORS_LISTED, WORKERS_LISTED
 from harness.show.profile import gap_line, operators_section
@@ -80,13 +80,8 @@ def test_every_window_has_its_profile() -> None:
 def test_a_window_without_a_whole_profile_is_said_and_counts_for_nothing(second) -> None:
     page = of_windows(MAIN, *second)
     assert "**main**, steps 23 to 24, 10.0 ms a step" in page
-    assert row(page, "aten::mm")[1:] == [
-        "operator",
-        "0.50",
-        "2.00",
-        "20 %",
-        "2.00",
-    ]  # and no FLOPs: whose would they be
+    # and no FLOPs: whose would they be
+    assert row(page, "aten::mm")[1:] == ["operator", "0.50", "2.00", "20 %", "2.00"]
     assert "steps 33 to 34 were profiled, but their complete profile is missing" in page
 
 
@@ -94,7 +89,6 @@ def test_a_profile_that_was_cut_is_in_no_table() -> None:
     """All marks of its steps may be there: they come before the steps' events, and those on a device come last."""
     cut = read_profile(trace(SECOND).replace(b'"traceName": "torch_profile.json"', b'"traceName": "cut"'), 0)
     found = torch_profile("text", [read_profile(trace(MAIN), 0), cut], WINDOWS)
-    assert found is not None
     assert found.steps == 2
     assert [*map(gap_line, found.gaps)] == [
         "a profile of 2 steps is incomplete or outside of a window: ignored",
@@ -102,18 +96,13 @@ def test_a_profile_that_was_cut_is_in_no_table() -> None:
     ]
 
 
-def test_a_profile_of_no_window_is_left_out() -> None:
+def test_a_profile_of_no_window_is_left_out_and_windows_without_any_are_said() -> None:
     late = [complete("ProfilerStep#0", 90 * MS, 10 * MS, "user_annotation"), complete("aten::mm", 91 * MS, MS)]
     page = of_windows(MAIN, SECOND, late)
     assert "a profile of 1 step is incomplete or outside of a window: ignored" in page
     assert row(page, "aten::mm")[2] == "0.50"
-
-
-def test_windows_whose_profiles_are_all_gone_are_said() -> None:
     found = torch_profile("text", [], WINDOWS)
-    assert found is not None
-    assert found.steps == 0
-    assert len(found.gaps) == 2
+    assert (found.steps, len(found.gaps)) == (0, 2)
 
 
 def test_with_a_device_its_time_and_its_kernels_are_shown() -> None:
@@ -124,19 +113,15 @@ def test_with_a_device_its_time_and_its_kernels_are_shown() -> None:
     assert "plots/" not in page
 
 
-def test_workers_are_listed_up_to_a_few() -> None:
+def test_workers_are_listed_up_to_a_few_and_many_operators_are_summed_up() -> None:
     page = operators_section([profiled(workers=WORKERS_LISTED + 2)], [])
     assert page.count("stage: tokenize") == WORKERS_LISTED
     assert "2 more workers recorded" in page
     assert "**loader-0**, 5.00 ms recorded:" in page
     (line,) = [line for line in page.splitlines() if "stage: tokenize" in line][:1]
     assert line.split(" | ")[1:5] == ["mark", "1.00", "5.00", "100 %"]
-
-
-def test_many_operators_are_summed_up() -> None:
     many = [complete(f"aten::op{i}", (100 + i) * MS, MS) for i in range(2 * OPERATORS_LISTED)]
-    page = operators_section([profiled(*many)], [])
-    (rest,) = [line for line in page.splitlines() if " others |" in line]
+    (rest,) = [line for line in operators_section([profiled(*many)], []).splitlines() if " others |" in line]
     assert rest.split(" | ")[0] == f"| {2 * OPERATORS_LISTED + 3 - OPERATORS_LISTED} others"
 
 
@@ -146,18 +131,10 @@ def test_problems_are_said_even_where_nothing_could_be_read() -> None:
     assert "Memory" not in page
 
 
-@pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("facts", [FACTS, NO_FACTS])
-def test_the_picture(facts) -> None:
-    figure = memory_figure([profiled(facts=facts), profiled(workers=1)])
-    assert figure is not None
+def test_the_picture_is_of_processes_with_memory() -> None:
+    figure = memory_figure([profiled(facts=NO_FACTS), profiled(workers=1)])
     assert len(figure.axes) == 2
-    assert drawn(figure).png.startswith(b"\x89PNG")
-
-
-def test_no_picture_without_memory() -> None:
-    table = read_profile(trace([complete("aten::mm", 0, 5)]), 0)
-    assert memory_figure([torch_profile("a", [table], NO_FACTS)]) is None
+    assert memory_figure([torch_profile("a", [read_profile(trace([complete("aten::mm", 0, 5)]), 0)], NO_FACTS)]) is None
 
 
 def test_a_long_curve_keeps_its_peaks() -> None:

@@ -32,7 +32,7 @@ def written(study: StudyFolder, run: RunData, block: int) -> None:
     study.write_whole_run(one)
 
 
-@pytest.mark.parametrize("is_profiled", [True, False])
+@pytest.mark.parametrize("is_profiled", [True, pytest.param(False, marks=(pytest.mark.slow, pytest.mark.nightly))])
 def test_the_page_of_a_run_with_a_closing_window(is_profiled: bool, tmp_path: Path) -> None:
     study = StudyFolder(tmp_path)
     first = study.run("cuda", 0)

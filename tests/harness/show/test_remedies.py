@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from harness.explain.causes import slow_causes
-from harness.judge.study import analyse
 from harness.show.first_screen import first_screen
 from harness.show.lone_arms import lone_lines
 from harness.show.names import ArmNames
 from harness.study.records import RunFacts
-from tests.harness.synthetic import Arm, build
+from tests.harness.show.studies import analysed
+from tests.harness.synthetic import Arm
 
 FACTS = {"attached": "fetch: DataLoader without workers; backward", "asynchronous": True}
 PLACE = {"place": "train.py:88", "code": "losses.append(loss.item())", "times": 1.0, "bytes": 0}
@@ -22,31 +22,24 @@ COUNT = {"times": 2, "steps": 1, "of": 10, "ms": 60.0, "rest_ms": 90.0}
 
 def lines(*causes: dict[str, Any]) -> dict[str, str]:
     """Return the first screen's lines about an arm of five blocks by subject."""
-    facts: dict[str, Any] = {**FACTS, "causes": causes}
-    report = analyse(*build([Arm("script", facts=facts)], [], spans=False))
+    report = analysed(Arm("script", facts={**FACTS, "causes": causes}), spans=False)
     return {one.subject: one.text for one in first_screen(report).headlines}
 
 
-def test_a_wait_has_its_place_its_code_and_its_time_once_for_all_blocks() -> None:
-    text = lines({"kind": "device wait", "ms": 5.2, **PLACE})["Waits for the device"]
-    assert text.count("train.py:88 (`losses.append(loss.item())`), every step: 5.20 ms a step") == 1
-
-
-@pytest.mark.parametrize(("times", "often"), [(0.5, "in 50 % of the steps"), (3.0, "3 times a step")])
-def test_a_wait_of_other_steps_has_its_count(times: float, often: str) -> None:
-    cause = {"kind": "device wait", "ms": None, **PLACE, "times": times}
-    assert f"`), {often}. " in lines(cause)["Waits for the device"]
-
-
-def test_several_waits_in_some_steps_are_not_one_in_every_step() -> None:
-    """Two calls in each of two audited steps out of four are one a step on average."""
-    cause = {"kind": "device wait", "ms": None, **PLACE, "times": 1.0, "share": 0.5}
-    assert "`), in 50 % of the steps. " in lines(cause)["Waits for the device"]
-    assert "`), every step. " in lines({**cause, "share": 1.0})["Waits for the device"]
-
-
-def test_a_wait_of_next_to_nothing_is_left_out() -> None:
-    assert "Waits for the device" not in lines({"kind": "device wait", "ms": 0.01, **PLACE})
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ({"ms": 5.2}, "train.py:88 (`losses.append(loss.item())`), every step: 5.20 ms a step"),
+        ({"times": 0.5}, "`), in 50 % of the steps. "),
+        ({"times": 3.0}, "`), 3 times a step. "),
+        # Two calls in each of two audited steps out of four are one a step on average.
+        ({"share": 0.5}, "`), in 50 % of the steps. "),
+        ({"share": 1.0}, "`), every step. "),
+    ],
+)
+def test_a_wait_has_its_place_its_code_and_its_time_once_for_all_blocks(cause: dict[str, Any], said: str) -> None:
+    text = lines({"kind": "device wait", "ms": None, **PLACE, **cause})["Waits for the device"]
+    assert text.count(said) == 1
 
 
 def test_a_copy_has_its_size() -> None:
@@ -66,33 +59,15 @@ def test_counts_of_all_blocks_are_summed(kind: str, subject: str) -> None:
     assert subject not in lines({"kind": kind, **COUNT, "times": 0, "steps": 0, "ms": 0.0})
 
 
-def test_a_first_compilation_is_not_called_a_recompilation() -> None:
-    """The agent counts graphs, and those of a model that first runs within the measured steps are among them."""
-    text = lines({"kind": "compiled", **COUNT})["Compilation"]
-    assert "graphs compiled in" in text
-    assert "runs for the first time" in text
-
-
-def test_a_cause_of_a_later_version_is_left_out() -> None:
-    assert set(lines({"kind": "moonlight", "phase": "full"})) == set(lines())
-
-
-def test_launch_bound_steps_have_a_remedy() -> None:
-    arm = analyse(*build([Arm("script", facts=FACTS)], [], spans=False)).arms[0]
-    bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
-    assert bound.totals.bound == "launch"
-    subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
-    assert subjects - {one.subject for one in lone_lines(arm, ArmNames([arm.name]))} == {"Launch-bound"}
-
-
-def test_steps_that_compile_are_not_launch_bound() -> None:
-    """Nothing is launched meanwhile, so events alone would say so."""
-    cause = {"kind": "compiled", **COUNT, "ms": 60_000.0}
-    arm = analyse(*build([Arm("script", facts={**FACTS, "causes": [cause]})], [], spans=False)).arms[0]
-    bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
-    subjects = {one.subject for one in lone_lines(bound, ArmNames([arm.name]))}
-    assert "Compilation" in subjects
-    assert "Launch-bound" not in subjects
+def test_steps_are_launch_bound_unless_they_compile() -> None:
+    """Nothing is launched meanwhile, so events alone would say so. A cause of a later version is left out."""
+    later = {"kind": "moonlight", "phase": "full"}
+    for causes, expected in (([later], {"Launch-bound"}), ([{"kind": "compiled", **COUNT, "ms": 60_000.0}], set())):
+        (arm,) = analysed(Arm("script", facts={**FACTS, "causes": causes}), spans=False).arms
+        bound = replace(arm, totals=replace(arm.totals, bounds={"launch": 5}))
+        before, after = ({one.subject for one in lone_lines(one, ArmNames([arm.name]))} for one in (arm, bound))
+        assert after - before == expected
+        assert ("Compilation" in after) is (expected == set())
 
 
 SAMPLED = {"kind": "sampled", "of": 10, "wall_ms": 1000.0, "looks": 100}

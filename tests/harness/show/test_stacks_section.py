@@ -31,15 +31,12 @@ def test_it_names_the_tokenizer_and_links_the_files():
     assert "agree on the offset of py-spy's clock, 9 in 10 to 0.50 ms" in text
 
 
-def test_a_deep_stack_is_cut_at_its_outer_end():
-    line = next(line for line in stacks_section({"a": report()}, {}).splitlines() if "main thread: fetch | … " in line)
+def test_a_deep_stack_is_cut_at_its_outer_end_and_every_row_has_its_columns():
+    lines = stacks_section({"a": report()}, {}).splitlines()
+    line = next(line for line in lines if "main thread: fetch | … " in line)
     assert line.count(" → ") == 4
     assert line.split(" | ")[1].endswith(f"`{WAIT}`")
-
-
-def test_every_row_of_a_table_has_its_columns():
-    lines = [line for line in stacks_section({"a": report()}, {}).splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in lines} == {7, 4}
+    assert {line.replace("\\|", "").count("|") for line in lines if line.startswith("|")} == {7, 4}
 
 
 def test_a_rough_place_says_so_in_its_rows_and_others_do_not():
@@ -71,9 +68,5 @@ def test_late_samples_and_locks_are_told():
     text = stacks_section({"a": report(late, replace(FACTS, gil=True))}, {})
     assert "22 of 24 edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to 20.0 ms" in text
     assert "Python's lock" in text
-
-
-def test_nothing_sampled_is_no_section():
     empty = explain(samples_table([]), spans_table(SPANS), FACTS)
-    assert stacks_section({"a": empty}, {}) == ""
-    assert stacks_section({}, {}) == ""
+    assert stacks_section({"a": empty}, {}) == stacks_section({}, {}) == ""

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import re
 
-from harness.judge.study import analyse
 from harness.show import plots
 from harness.show.first_screen import first_screen
 from harness.show.numbers import STEP_TIMES
 from harness.show.summary import summary
 from harness.show.words import number
-from tests.harness.synthetic import Arm, build, page_of
+from tests.harness.show.studies import TEXT, TOKENS, analysed
+from tests.harness.synthetic import page_of
 
 
 def test_every_page_gives_the_mean_or_names_its_statistic() -> None:
-    text, tokens = Arm("text", tokenize=9.0), Arm("tokens", tokenize=0.0)
-    arms = [text, tokens, *text.controls("a-a", "ideal-data", "data-only"), *tokens.controls("data-only")]
-    report = analyse(*build(arms, [("text", "tokens")], blocks=7, noise={"day": 0.05, "block": 0.05}))
+    report = analysed(TEXT, TOKENS, blocks=7, noise={"day": 0.05, "block": 0.05})
     screen = first_screen(report)
     arm = report.arm("text")
-    assert arm is not None
     mean, p50, p95 = (number(one or 0.0) for one in (arm.totals.mean_step_ms, arm.totals.p50_ms, arm.totals.p95_ms))
     told = summary(report, screen)["arms"]["text"]  # type: ignore[index, call-overload]
-    assert arm.totals.step_ms is not None
     assert len({mean, p50, number(arm.totals.step_ms.median)}) == 3  # or nothing is shown by what follows
     page = page_of(report)
     figure = plots.ledger(report.arms, screen.names)

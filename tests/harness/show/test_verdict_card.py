@@ -23,6 +23,7 @@ from harness.show.policy import BAR_PARTS_MAX, COMMAND_LONGEST, FINDINGS_SHOWN
 from harness.study.store import StudyFolder
 from tests.harness.explain.test_wall import EXACT, named, spent
 from tests.harness.judge.test_diagnosis import CASES, GROWTH, arm_of
+from tests.harness.show.studies import analysed, built
 from tests.harness.synthetic import Arm, build, write
 
 LINES = 16  # of a first screen
@@ -33,8 +34,8 @@ MANY = arm_of(
 )  # fmt: skip
 
 
-def report_of(arm: Arm, command: str = "train.py", *, spans: bool = False) -> StudyReport:
-    study, runs = build([arm], noise=EXACT, spans=spans)
+def report_of(arm: Arm, command: str = "train.py", *, spans: bool = False, **how: Any) -> StudyReport:
+    study, runs = built(arm, noise=EXACT, spans=spans, **how)
     return analyse(replace(study, command=["harness", "exec", "--", "/usr/bin/python", command]), runs)
 
 
@@ -49,7 +50,6 @@ def test_the_first_screen_fits_sixteen_lines_whatever_there_is_to_say() -> None:
     (arm,) = report.arms
     assert len(arm.diagnoses) > 1 + FINDINGS_SHOWN
     screen = first_screen(report)
-    assert screen.card is not None
     assert (len(screen.card.findings), len(screen.card.bar)) == (FINDINGS_SHOWN, BAR_PARTS_MAX)
     assert screen.card.bar[-1].label == REST_OF_PARTS
     lines = terminal.card_lines(screen.card)
@@ -57,20 +57,15 @@ def test_the_first_screen_fits_sixteen_lines_whatever_there_is_to_say() -> None:
     assert max(map(len, lines)) <= terminal.WIDTH
 
 
-def test_a_cause_below_another_diagnosis_is_told_once() -> None:
+def test_growth_is_told_once() -> None:
     growing = {"kind": "growing", "phase": "backward", "ms": 20.0, "low_ms": 18.0, "figures": GROWTH}
-    card = card_of(arm_of({"other": 40.0, "backward": 25.0}, named("", "train.py:88", 40.0), growing))
-    assert card.kind == "own code"
-    assert len([one for one in card.findings if "get longer" in one]) == 1
-
-
-def test_the_cost_of_growth_is_told_once() -> None:
-    growing = {"kind": "growing", "phase": "backward", "ms": 45.0, "low_ms": 40.0, "high_ms": 50.0, "figures": GROWTH}
-    card = card_of(arm_of({"backward": 60.0}, growing))
-    assert card.kind == "growing"
-    (one,) = [one for one in card.findings if "get longer" in one]
+    below = card_of(arm_of({"other": 40.0, "backward": 25.0}, named("", "train.py:88", 40.0), growing))
+    first = card_of(arm_of({"backward": 60.0}, {**growing, "ms": 45.0, "low_ms": 40.0, "high_ms": 50.0}))
+    for card, kind in ((below, "own code"), (first, "growing")):
+        assert card.kind == kind
+        (one,) = [one for one in card.findings if "get longer" in one]
     assert "from 60.0 ms to 150 ms" in one
-    assert "45.0 ms" in card.cost
+    assert "45.0 ms" in first.cost
     assert "costs" not in one
 
 
@@ -91,8 +86,6 @@ def test_a_short_wait_for_a_core_is_not_in_the_rest_whose_share_leaves_it_out() 
         replace(MANY, facts={**MANY.facts, "waiting_share": 0.03}, off_core={"forward": 5.0}), spans=True
     )
     (arm,), card = report.arms, first_screen(report).card
-    assert arm.wall is not None
-    assert card is not None
     assert len(card.bar) == BAR_PARTS_MAX
     rest, waits = (next(part for part in card.bar if part.label == label) for label in (REST_OF_PARTS, WAITING))
     assert waits.share is None
@@ -115,24 +108,16 @@ def test_a_long_command_loses_its_beginning() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.1, False), (1.0, True)])
-def test_warm_up_steps_that_take_much_of_the_program_are_in_the_title(seconds: float, shown: bool) -> None:
+def test_what_takes_much_of_the_program_and_what_was_not_kept_are_in_the_title(seconds: float, shown: bool) -> None:
     program = {"start-up": 2000.0, "warm-up steps": 1000 * seconds, "measured steps": 5000.0, "end": 700.0}
-    title = card_of(arm_of({"other": 50.0}, facts={"program_ms": program})).title
+    title = card_of(arm_of({"other": 50.0}, facts={"program_ms": program, "thinned_steps": 1000})).title
     assert ("start-up 2.00 s, warm-up steps 1.00 s, end 0.70 s" in title) is shown
-
-
-def test_steps_that_were_not_kept_are_in_the_title() -> None:
-    facts = {"attached": "backward", "evaluating_steps": 0}
-    kept = card_of(arm_of({"other": 50.0}, facts=facts)).title
-    all_steps = card_of(arm_of({"other": 50.0}, facts={**facts, "thinned_steps": 1000})).title
-    (number,) = re.findall(r": (\d+) steps", kept)
-    assert f": {int(number) + 1000} steps, of which {number} were kept" in all_steps
+    assert ": 1060 steps, of which 60 were kept" in title
 
 
 def test_a_comparison_of_two_programs_is_on_the_card_of_the_candidate() -> None:
     facts = {"attached": "backward"}
-    screen = first_screen(analyse(*build([Arm("a", facts=facts), Arm("b", facts=facts)], [("a", "b")], spans=False)))
-    assert screen.card is not None
+    screen = first_screen(analysed(Arm("a", facts=facts), Arm("b", facts=facts), spans=False))
     assert (screen.card.diagnosis, screen.card.cost) == (screen.headlines[0].subject, screen.headlines[0].finding_text)
     assert "b against a" in screen.card.diagnosis
     assert any("BOUND: " in one for one in screen.card.findings)
@@ -141,14 +126,11 @@ def test_a_comparison_of_two_programs_is_on_the_card_of_the_candidate() -> None:
 
 def test_several_comparisons_and_runs_of_this_trainer_have_no_card() -> None:
     arms = [Arm(name, facts={"attached": "backward"}) for name in "abc"]
-    assert first_screen(analyse(*build(arms, [("a", "b"), ("a", "c")], spans=False))).card is None
-    assert first_screen(analyse(*build([Arm("ours")], spans=False))).card is None
-
-
-def test_the_ceiling_that_a_control_measured_is_a_finding() -> None:
+    assert first_screen(analysed(*arms, spans=False)).card is None
+    assert first_screen(analysed(Arm("ours"), spans=False)).card is None
+    # The ceiling that a control measured is a finding.
     arm = arm_of({"other": 50.0}, read=20.0)
-    card = first_screen(analyse(*build([arm, *arm.controls("ideal-data")], noise=EXACT, spans=False))).card
-    assert card is not None
+    card = first_screen(analysed(arm, *arm.controls("ideal-data"), noise=EXACT, spans=False)).card
     assert re.match(r"Without data work \(ideal-data\) it is 1\.\d+x as fast", card.findings[0])
 
 
@@ -163,17 +145,11 @@ def test_the_card_of_a_program(tmp_path: Path, snapshot: SnapshotAssertion) -> N
     html = (tmp_path / "summary.html").read_text()
     (bar,) = re.findall(r'<svg class="step-bar".*?</svg>', html)
     assert bar.count("<rect") == BAR_PARTS_MAX
-
-
-def test_the_page_shows_the_bar_and_the_time_of_each_step_first_and_once(tmp_path: Path) -> None:
-    arm = arm_of({"other": 50.0}, facts={"evaluating_steps": 1, "evaluating_share": 0.1})
-    write(StudyFolder(tmp_path), *build([arm], noise=EXACT))
-    build_report(tmp_path)
-    html, markdown = ((tmp_path / f"summary.{kind}").read_text() for kind in ("html", "md"))
+    # The bar and the time of each step are first, and there once.
     assert html.count('id="steps"') == 1
     assert html.index('class="step-bar"') < html.index('id="steps"') < html.index("<details")
     assert "steps with an evaluation" in html
-    assert markdown.index("plots/steps.png") < markdown.index("## Waits and timed phases")
+    assert page.index("plots/steps.png") < page.index("## Waits and timed phases")
     assert (tmp_path / "plots" / "steps.png").is_file()
 
 
@@ -188,30 +164,19 @@ def test_lines_connect_the_steps_of_arms_that_ran_at_once(starts: tuple[float, .
 
 @pytest.mark.parametrize(
     ("facts", "blocks"),
-    [
-        ({}, 5),
-        ({}, 2),
-        ({"waiting_share": 0.4}, 5),
-        ({"ranks": 2}, 5),
-        ({"asynchronous": True}, 5),
-    ],
+    [({}, 5), ({}, 2), ({"waiting_share": 0.4}, 5), ({"ranks": 2}, 5), ({"asynchronous": True}, 5)],
 )
 def test_a_card_names_its_share_of_an_epoch_whatever_limits_its_trust(facts: dict[str, Any], blocks: int) -> None:
     arm = replace(CASES["own code"][0], facts={**CASES["own code"][0].facts, "epoch_steps": 600.0, **facts})
-    study, runs = build([arm], noise=EXACT, steps=4, blocks=blocks, spans=False)
-    report = analyse(replace(study, command=["harness", "exec", "--", "python", "x.py"]), runs)
-    screen = first_screen(report)
-    assert screen.card is not None
-    steps = 12 * blocks
-    assert f"x.py: {steps} steps ({steps / 6:.{0 if steps > 59 else 1}f} % of an epoch), " in screen.card.title
+    screen = first_screen(report_of(arm, "x.py", blocks=blocks))
+    share = {5: "10 %", 2: "4.0 %"}[blocks]
+    assert f"x.py: {12 * blocks} steps ({share} of an epoch), " in screen.card.title
     assert screen.horizon == ""  # once is enough
 
 
 @pytest.mark.parametrize(("steps", "few"), [(2, True), (4, False)])
 def test_the_card_names_what_so_few_steps_do_not_show(steps: int, few: bool) -> None:
     """5 blocks of 3 repetitions; growth is found from 40 steps on."""
-    study, runs = build([MANY], noise=EXACT, steps=steps, spans=False)
-    card = first_screen(analyse(replace(study, command=["harness", "exec", "--", "python", "x.py"]), runs)).card
-    assert card is not None
+    card = first_screen(report_of(MANY, steps=steps)).card
     assert f"Trust: {15 * steps} steps of one run, " in card.trust
     assert card.trust.endswith("Steps that get longer are found from 40 steps on.") == few

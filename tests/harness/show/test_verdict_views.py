@@ -93,7 +93,7 @@ def of_summary(one: Mapping[str, object]) -> Verdict:
     assert (one["undecided_because"] is None) is one["decided"]
     if not one["decided"]:
         assert one["verdict"] == "undecided"
-    return one["verdict"]  # type: ignore[return-value]
+    return one["verdict"]
 
 
 def in_text(report: StudyReport) -> dict[str, Verdict]:
@@ -117,7 +117,6 @@ def in_pages(report: StudyReport) -> dict[str, Verdict]:
     page = markdown.page(report, screen, [])
     shown = html_page(page, {}, (), screen.names)
     cells = re.search(r'<th scope="row"[^>]*>tokens vs text</th>(.*?)</tr>', shown, re.DOTALL)
-    assert cells is not None
     figure = plots.forest(report.compared, screen.names)
     label = next(text.get_text() for text in figure.axes[0].texts)
     return {
@@ -155,16 +154,13 @@ def test_a_cause_without_words_of_its_own_is_stated_by_its_doubt_and_remedy() ->
     assert undecided_because(m, remedy=False) == because
 
 
-def estimates(least: int = 2) -> st.SearchStrategy[Estimate]:
+def estimates() -> st.SearchStrategy[Estimate]:
     def made(median: float, below: float, above: float, n: int) -> Estimate:
-        return (
-            Estimate(median, median / (1 + below), median * (1 + above), n)
-            if n > 2
-            else Estimate(median, None, None, n)
-        )
+        ends = (median / (1 + below), median * (1 + above)) if n > 2 else (None, None)
+        return Estimate(median, *ends, n)
 
     widths = st.floats(0.0, 0.5)
-    return st.builds(made, st.floats(0.3, 4.0), widths, widths, st.integers(least, 20))
+    return st.builds(made, st.floats(0.3, 4.0), widths, widths, st.integers(2, 20))
 
 
 def test_what_an_a_a_control_does_as_well_is_beside_the_finding_of_every_kind_that_stands() -> None:

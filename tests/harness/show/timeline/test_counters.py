@@ -87,14 +87,11 @@ def test_one_reading_in_each_repetition_leaves_the_time_between_them_at_nothing(
         "host:main major": [(MS // 5, 20.0), (LENGTH, 0.0), (second + MS // 5, 20.0)],
         "host:main resident": [(0, 7.0), (second, 7.0)],
     }
-
-
-def test_a_mean_tells_of_measured_steps_and_a_level_of_the_warmup_before_them_too() -> None:
+    # A mean tells of measured steps, and a level of the warm-up before them too.
     shown = last_steps(two_repetitions(*ONCE, warmups=2), NO_SOURCES, 20)
     since, _ = shown.extent
-    found = counters(shown)
-    assert found["host:main cpu"] == [(since + 100 * MS, 0.5)]
-    assert found["host:main resident"] == [(since, 7.0)]
+    assert counters(shown)["host:main cpu"] == [(since + 100 * MS, 0.5)]
+    assert counters(shown)["host:main resident"] == [(since, 7.0)]
 
 
 def test_what_was_read_long_before_the_window_is_shown_from_its_beginning() -> None:

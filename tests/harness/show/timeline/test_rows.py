@@ -41,35 +41,20 @@ def test_batches_are_ready_from_their_last_stage_to_the_end_of_their_fetch():
     counter = queue_depth(run(spans=spans(*rows)), (3, 60))
     assert counter.points == [(3, 0.0), (10, 1.0), (20, 2.0), (30, 1.0), (41, 0.0)]
     assert queue_depth(run(spans=spans(*rows)), (25, 35)).points == [(25, 2.0), (30, 1.0)]
-
-
-def test_without_workers_there_is_no_queue():
     assert queue_depth(run(spans=spans(("main", "fetch", 0, 0, 5))), (0, 10)) is None
+    assert merged([(5, 9), (0, 5), (20, 30), (21, 22)]) == [(0, 9), (20, 30)]
 
 
 def test_samples_become_counters_by_source_and_metric_with_their_unit():
+    """A point is drawn until the next one: a mean or a growth stands where its time began, per second."""
     one = run()
-    start = one.steps["start_ns"][-1].as_py()
+    start, ms = one.steps["start_ns"][-1].as_py(), 10**6  # the step takes more than ten
     table = tables.samples(
         (start + 2, "nvml:0", "power", 301.0, "W"),
         (start + 1, "nvml:0", "power", 300.0, "W"),
         (start + 1, "host", "page_cache_bytes", 1.5, "bytes"),
         (start + 1, "host", "nothing", float("nan"), "cores"),
         (start - 10**12, "host", "page_cache_bytes", 9.0, "bytes"),
-    )
-    process = sampled(last_steps(replace(one, samples=table), NO_SOURCES, 1))
-    assert [(counter.name, counter.unit, counter.points) for counter in process.counters] == [
-        ("host page_cache", "bytes", [(start, 1.5)]),  # read once: shown from the repetition's beginning
-        ("nvml:0 power", "W", [(start + 1, 300.0), (start + 2, 301.0)]),
-    ]
-
-
-def test_what_tells_of_the_time_before_a_reading_is_drawn_over_that_time():
-    """A point is drawn until the next one: a mean or a growth stands where its time began, per second."""
-    one = run()
-    start = one.steps["start_ns"][-1].as_py()
-    ms = 10**6  # the step takes more than ten
-    table = tables.samples(
         (start + 5 * ms, "host:main", "cpu_cores", 0.5, "cores"),
         (start + 10 * ms, "host:main", "cpu_cores", 0.9, "cores"),
         (start + 10 * ms, "host", "interval_s", 0.01, "s"),
@@ -77,8 +62,10 @@ def test_what_tells_of_the_time_before_a_reading_is_drawn_over_that_time():
     )
     process = sampled(last_steps(replace(one, samples=table), NO_SOURCES, 1))
     assert [(counter.name, counter.unit, counter.points) for counter in process.counters] == [
+        ("host page_cache", "bytes", [(start, 1.5)]),  # read once: shown from the repetition's beginning
         ("host:main cpu", "cores", [(start, 0.5), (start + 5 * ms, 0.9)]),
         ("host:main major", "faults/s", [(start, 800.0)]),
+        ("nvml:0 power", "W", [(start + 1, 300.0), (start + 2, 301.0)]),
     ]
 
 
@@ -158,7 +145,3 @@ def test_other_threads_of_a_known_process_are_shown_with_it():
         "a: loader-0": ["py-spy, main thread"],
         "a: process 9": ["py-spy, thread 9"],
     }
-
-
-def test_ranges_that_touch_are_one():
-    assert merged([(5, 9), (0, 5), (20, 30), (21, 22)]) == [(0, 9), (20, 30)]

@@ -17,6 +17,7 @@ from harness.show.timeline.formats import microseconds
 from harness.show.timeline.model import Slice, Sources, nested
 from harness.study.records import ArmRecord
 from harness.study.run_data import ProbesRecord, PySpyRecord, TorchProfilerRecord
+from tests.harness.show.studies import built
 from tests.harness.show.timeline.tables import operators, stacks
 from tests.harness.synthetic import Arm, build
 from tests.timeline_check.check import check, ns
@@ -28,8 +29,8 @@ def trace(made):
     return json.loads(gzip.decompress(made.content))
 
 
-def events(arms=ARMS, **how):
-    made = timeline(*build(arms, **how))
+def events(arms=ARMS):
+    made = timeline(*built(*arms, blocks=1))
     assert check(made.content).problems == []
     assert made.name == "timeline.json.gz"
     return trace(made)["traceEvents"]
@@ -67,29 +68,22 @@ def test_a_step_says_that_its_loss_was_not_a_number():
     assert "NaN" not in json.dumps(found)  # which is no JSON
 
 
-def test_processes_come_in_the_order_of_the_arms_and_controls_stay_out():
+def test_processes_come_in_the_order_of_the_arms_and_arrows_lead_from_worker_to_the_use_of_a_batch():
+    """The last stage of a batch in its worker, and the phase that used it first; controls stay out."""
     found = events()
     names = name_of(found, "process_name")
     places = {event["pid"]: event["args"]["sort_index"] for event in found if event["name"] == "process_sort_index"}
     order = [names[pid] for pid in sorted(names, key=lambda pid: places[pid])]
-    machines = ["worker: machine", "inline: machine"]
-    assert [name for name in order if name not in machines] == ["worker: main", "worker: loader-0", "inline: main"]
-    assert order.index("worker: machine") == 2  # the last of its run
+    assert order == ["worker: main", "worker: loader-0", "worker: machine", "inline: main", "inline: machine"]
     assert sorted(names) == sorted(names, key=lambda pid: places[pid])  # for importers that know no sort index
-
-
-def test_arrows_lead_from_the_workers_last_stage_to_the_phase_that_used_the_batch():
-    found = events()
-    by_thread, names = threads(found), name_of(found, "process_name")
-    starts = {e["id"]: e for e in found if e["ph"] == "s"}
-    ends = {e["id"]: e for e in found if e["ph"] == "f"}
+    by_thread = threads(found)
+    starts, ends = ({e["id"]: e for e in found if e["ph"] == kind} for kind in "sf")
     assert len(starts) == 3
     assert set(starts) == set(ends)
     for key, start in starts.items():
         end = ends[key]
         assert (start["name"], start["cat"]) == (end["name"], end["cat"])
-        assert names[start["pid"]] == "worker: loader-0"
-        assert names[end["pid"]] == "worker: main"
+        assert (names[start["pid"]], names[end["pid"]]) == ("worker: loader-0", "worker: main")
         assert "pack" in enclosing(by_thread, start)
         assert "h2d" in enclosing(by_thread, end)  # what follows the fetch that received it
 
@@ -112,32 +106,28 @@ def test_all_processes_share_one_base():
             assert {since + base for since, _, _ in steps} <= starts
 
 
-def test_the_metadata_say_what_is_shown():
-    made = timeline(*build(ARMS))
+def test_the_metadata_say_what_is_shown_and_the_same_tables_give_the_same_bytes():
+    study, runs = built(*ARMS)
+    made = timeline(study, runs)
     facts = trace(made)["otherData"]
     assert [(run["arm"], run["block"], run["steps"]) for run in facts["runs"]] == [("worker", 0, 3), ("inline", 0, 3)]
     assert facts["events"] == made.events == len(trace(made)["traceEvents"])
     assert facts["cut"] == made.cut == []
-
-
-def test_the_same_tables_give_the_same_bytes():
-    assert timeline(*build(ARMS)) == timeline(*build(ARMS))
-
-
-def test_a_study_without_runs_is_an_empty_timeline():
-    study, _ = build(ARMS)
-    made = timeline(study, [])
-    assert trace(made)["traceEvents"] == []
-    assert check(made.content).problems == []
+    assert timeline(*build(ARMS)) == made
+    nothing = timeline(study, [])
+    assert trace(nothing)["traceEvents"] == []
+    assert check(nothing.content).problems == []
+    # A damaged run is no obstacle.
+    damaged = replace(runs[0], record=replace(runs[0].record, arm="b", status="failed"), steps=None, spans=None)
+    assert timeline(study, [*runs, damaged]) == made
 
 
 def test_a_span_without_a_role_belongs_to_no_process():
-    study, runs = build([Arm("inline")])
+    study, runs = build([Arm("inline")], blocks=1)
     rows = runs[0].spans.to_pylist()
-    lost = {**rows[-1], "role": None, "name": "lost"}
-    spans = pa.Table.from_pylist([*rows, lost], runs[0].spans.schema)
+    spans = pa.Table.from_pylist([*rows, {**rows[-1], "role": None, "name": "lost"}], runs[0].spans.schema)
     made = timeline(study, [replace(runs[0], spans=spans)])
-    assert made == timeline(study, runs[:1])
+    assert made == timeline(study, runs)
     assert check(made.content).problems == []
 
 
@@ -146,11 +136,10 @@ def profiled(study, runs):
     run = runs[0]
     steps = run.steps.to_pylist()
     control = replace(run.record, arm="worker+profiled", control="profiled", of="worker")
-    window = [steps[2]["start_ns"], steps[2]["start_ns"] + steps[2]["wall_ns"], 2, 2]
-    spied = [steps[4]["start_ns"], steps[5]["start_ns"] + steps[5]["wall_ns"]]
-    forward = next(
-        row for row in run.spans.to_pylist() if row["name"] == "forward" and row["start_ns"] >= steps[2]["start_ns"]
-    )
+    window = (steps[2]["start_ns"], steps[2]["start_ns"] + steps[2]["wall_ns"], 2, 2)
+    spied = (steps[4]["start_ns"], steps[5]["start_ns"] + steps[5]["wall_ns"])
+    spans = run.spans.to_pylist()
+    forward = next(row for row in spans if row["name"] == "forward" and row["start_ns"] >= steps[2]["start_ns"])
     since, until = forward["start_ns"], forward["end_ns"]
     table = operators(
         ("user_annotation", "phase: forward", 1000, since - 2000, until - since + 4000, "main"),
@@ -160,14 +149,10 @@ def profiled(study, runs):
         ("cpu_op", "before the window", 1000, steps[0]["start_ns"], 1000, "main"),
     )
     seen = stacks((spied[0] + 1000, 10_000_000, 1000, 1000, "main", ["main (a.py:1)", "step (a.py:2)"]))
-    sources = Sources(
-        table,
-        seen,
-        ProbesRecord(
-            torch_profiler=TorchProfilerRecord(windows=(tuple(window),)),
-            py_spy=PySpyRecord(rate_hz=100, window=tuple(spied)),
-        ),
+    probes = ProbesRecord(
+        torch_profiler=TorchProfilerRecord(windows=(window,)), py_spy=PySpyRecord(rate_hz=100, window=spied)
     )
+    sources = Sources(table, seen, probes)
     study.arms.append(ArmRecord("worker+profiled", "profiled", "worker"))
     return replace(run, record=control), sources
 

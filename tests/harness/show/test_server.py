@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from harness.show.timeline.server import ONLINE_ORIGIN, Route, TraceServer, offline_routes, online_link, online_routes
+from harness.show.server import ONLINE_ORIGIN, Route, TraceServer, offline_routes, online_link, online_routes
 from trainer.errors import InputError
 
 TRACE = b"\x1f\x8b timeline"
@@ -67,6 +67,7 @@ def test_the_interface_and_the_trace_are_of_one_origin(serve, interface, trace):
     status, body, headers = ask(server, "/v1/assets/engine.wasm")
     assert (status, body, headers["Content-Type"]) == (200, b"\0asm", "application/wasm")
     assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "Access-Control-Allow-Origin" not in ask(server, "/localtrace", Origin=ONLINE_ORIGIN)[2]
 
 
 def test_the_interface_may_ask_no_other_host_for_anything(serve, interface, trace):
@@ -83,49 +84,40 @@ def test_the_interface_may_ask_no_other_host_for_anything(serve, interface, trac
     assert "Content-Security-Policy" not in ask(online, "/timeline.json.gz", "HEAD")[2]
 
 
-@pytest.mark.parametrize("header", [{"Transfer-Encoding": "chunked"}, {"Content-Length": "30"}])
-def test_what_a_request_carries_is_not_taken_for_the_next_request(serve, interface, trace, header):
+def test_what_a_request_carries_is_not_taken_for_the_next_request(serve, interface, trace):
     server = serve(offline_routes(interface, trace))
-    status, _, headers = ask(server, "/localtrace", **header)
-    assert status == 400
-    assert headers["Connection"] == "close"
+    for header in ({"Transfer-Encoding": "chunked"}, {"Content-Length": "30"}):
+        status, _, headers = ask(server, "/localtrace", **header)
+        assert (status, headers["Connection"]) == (400, "close")
     assert ask(server, "/localtrace", **{"Content-Length": "0"})[:2] == (200, TRACE)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/../secret", "/v1/../../secret", "/%2e%2e/secret", "/..%2fsecret", "/v1/assets/..%5c..%5csecret", "//secret",
-        "/v1", "/v1/", "/secret", "/etc/passwd", "file:///etc/passwd", "*", "/localtrace/..", "/./index.html", "/\0",
-    ],
+PATHS = (
+    "/../secret", "/v1/../../secret", "/%2e%2e/secret", "/..%2fsecret", "/v1/assets/..%5c..%5csecret", "//secret",
+    "/v1", "/v1/", "/secret", "/etc/passwd", "file:///etc/passwd", "*", "/localtrace/..", "/./index.html", "/\0",
 )  # fmt: skip
-def test_no_path_leads_out_of_the_interface(serve, interface, trace, path):
+
+
+def test_no_path_leads_out_of_the_interface(serve, interface, trace):
     server = serve(offline_routes(interface, trace))
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
-        answer = connection.makefile("rb").read()
-    assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400"))
-    assert b"secret" not in answer
+    for path in PATHS:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            answer = connection.makefile("rb").read()
+        assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400")), path
+        assert b"secret" not in answer, path
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8000", "[::1]:9001", "LOCALHOST"])
-def test_loopback_may_have_any_port_as_behind_a_tunnel(serve, trace, host):
-    assert ask(serve(online_routes(trace)), "/timeline.json.gz", Host=host)[0] == 200
-
-
-@pytest.mark.parametrize(
-    "host", [None, "", "evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "[", "0.0.0.0"]
-)
-def test_a_page_that_rebinds_its_name_to_loopback_gets_nothing(serve, interface, trace, host):
+def test_a_page_that_rebinds_its_name_to_loopback_gets_nothing(serve, interface, trace):
+    """Loopback may have any port, as behind a tunnel."""
     server = serve(offline_routes(interface, trace))
-    for path in ("/", "/localtrace"):
-        status, body, _ = ask(server, path, Host=host)
-        assert status == 404
-        assert TRACE not in body
-
-
-def test_it_listens_on_loopback_only(serve, trace):
-    assert serve(online_routes(trace)).server_address[0] == "127.0.0.1"
+    assert server.server_address[0] == "127.0.0.1"
+    for host in ("127.0.0.1", "localhost:8000", "[::1]:9001", "LOCALHOST"):
+        assert ask(server, "/localtrace", Host=host)[0] == 200
+    for host in (None, "", "evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "[", "0.0.0.0"):
+        for path in ("/", "/localtrace"):
+            assert (found := ask(server, path, Host=host))[0] == 404, host
+            assert TRACE not in found[1]
 
 
 def test_online_gives_exactly_the_file_to_exactly_that_origin(serve, trace):
@@ -142,39 +134,28 @@ def test_online_gives_exactly_the_file_to_exactly_that_origin(serve, trace):
     assert server.served.wait(10)  # then it ends
 
 
-def test_offline_answers_carry_no_leave_for_other_origins(serve, interface, trace):
-    server = serve(offline_routes(interface, trace))
-    assert "Access-Control-Allow-Origin" not in ask(server, "/localtrace", Origin=ONLINE_ORIGIN)[2]
-
-
 def test_the_link_names_the_file_as_the_server_does(trace):
     path = trace.rename(trace.with_name("time line.json.gz"))
     assert online_link(path) == "https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/time%20line.json.gz"
     assert list(online_routes(path)) == ["/time%20line.json.gz"]
 
 
-def test_a_trace_that_has_gone_is_not_found(serve, trace):
-    server = serve(online_routes(trace))
-    trace.unlink()
-    assert ask(server, "/timeline.json.gz")[0] == 404
-
-
 def test_a_port_that_is_taken_is_one_line(serve):
     first = serve({"/": Route(b"x")})
-    with pytest.raises(InputError, match=f"port {first.port} is taken") as error:
-        TraceServer({}, first.port)
-    assert "\n" not in str(error.value)
+    # Of an origin that knows no other port it is no reason to choose one.
+    for origin, said, other in (
+        (None, f"port {first.port} is taken", "\n"),
+        (ONLINE_ORIGIN, "without --online", "--port"),
+    ):
+        with pytest.raises(InputError, match=said) as error:
+            TraceServer({}, first.port, origin)
+        assert other not in str(error.value)
 
 
-def test_a_taken_port_of_an_origin_that_knows_no_other_is_no_reason_to_choose_one(serve):
-    first = serve({"/": Route(b"x")})
-    with pytest.raises(InputError, match="without --online") as error:
-        TraceServer({}, first.port, ONLINE_ORIGIN)
-    assert "--port" not in str(error.value)
-
-
-def test_what_is_to_be_served_may_come_later(serve, trace):
+def test_what_is_to_be_served_may_come_later_and_go(serve, trace):
     server = serve({})
     assert ask(server, "/timeline.json.gz")[0] == 404
     server.routes = online_routes(trace)
     assert ask(server, "/timeline.json.gz")[:2] == (200, TRACE)
+    trace.unlink()
+    assert ask(server, "/timeline.json.gz")[0] == 404

@@ -100,10 +100,8 @@ def online_link(trace: Path) -> str:
 
 
 class TraceServer(ThreadingHTTPServer):
-    """HTTP server on loopback that starts, in threads, when constructed. InputError if the port is taken.
-
-    ``routes``: may be set later; until then every path is 404. ``port``: 0 for any free one. ``origin``: website whose
-    pages may also read the answers. ``served``: event that is set once a last route was sent completely.
+    """HTTP server on loopback, which starts when constructed. ``origin``: website whose pages may read the answers.
+    ``served``: set once a last route was sent. ``routes`` may be set later. InputError if the port is taken.
     """
 
     daemon_threads = True
