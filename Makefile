@@ -41,7 +41,7 @@ bench: $(STAMP)
 
 # The documentation site: warnings are errors, and nothing is fetched once the set-up is done.
 docs: $(DOCS_STAMP)
-	$(BIN)/python docs/generate.py build/docs
+	$(BIN)/python -m docs.generate build/docs
 	$(BIN)/zensical build --clean --strict
 
 $(DOCS_STAMP): $(STAMP)

@@ -1,4 +1,4 @@
-"""Stages the documentation site: ``python docs/generate.py FOLDER`` (called by ``make docs``).
+"""Stages the documentation site: ``python -m docs.generate FOLDER`` (called by ``make docs``).
 
 The staged folder holds three kinds of pages:
 - the pages of docs/, as they are;
@@ -280,8 +280,7 @@ def _signature(found: Any) -> str:
 
 def sayings() -> str:
     """Return every kind that a report, a regression check or an audit can state, with an example sentence."""
-    from kinds import SECTIONS
-
+    from docs.kinds import SECTIONS
     from harness.audit.text import GAINS, REASONS, STATUS
     from harness.judge.doubts import RULES
 
@@ -473,6 +472,6 @@ def _sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python docs/generate.py FOLDER")
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m docs.generate FOLDER")
     stage(Path(sys.argv[1]))

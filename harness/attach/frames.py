@@ -131,7 +131,10 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 def is_worker(path: Path) -> bool:
     """Return True if the process of this file makes batches and trains on none: a loader worker."""
-    return next((word == kinds.BATCH for word, _ in frames(path) if word in (kinds.BATCH, kinds.EVENTS)), False)
+    try:
+        return next((word == kinds.BATCH for word, _ in frames(path) if word in (kinds.BATCH, kinds.EVENTS)), False)
+    except FileNotFoundError:  # thinned meanwhile, which only files of steps are
+        return False
 
 
 def append(path: Path, word: str, content: Any) -> None:

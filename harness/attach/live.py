@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from harness.attach.command import MARK
@@ -30,9 +31,9 @@ class RecordedProgram:
     raw: Path
     pids: tuple[int, ...]
 
-    @property
+    @cached_property
     def command(self) -> list[str]:
-        """Words of the first process's command line; empty once it has ended."""
+        """Words of the first process's command line, as first read; empty if it had ended by then."""
         return (read_text(ROOT / "proc" / str(self.pids[0]) / "cmdline") or "").split("\0")[:-1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +71,10 @@ def checked_export(arguments: argparse.Namespace, command: str) -> list[str]:
     if arguments.prometheus is not None:
         if not 1 <= arguments.prometheus <= 65535:
             raise InputError(f"{command}: --prometheus {arguments.prometheus}: allowed: 1 to 65535")
+        try:
+            socket.create_server(("127.0.0.1", arguments.prometheus)).close()
+        except OSError as error:
+            raise InputError(f"{command}: --prometheus {arguments.prometheus}: {error.strerror}") from error
         options += ["--prometheus", str(arguments.prometheus)]
     if options:
         from harness.show.metrics import check_installed

@@ -128,7 +128,7 @@ def add_engine(parser: argparse.ArgumentParser, does: str, part: str) -> None:
     parser.add_argument(
         "--engine", choices=("local", "spark"), default="local", help=f"program that {does}s (default: %(default)s)"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help=f"threads that {does} (default: one per core)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads of the local engine (default: one per core)")
     parser.add_argument(
         "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
     )

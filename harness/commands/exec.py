@@ -163,11 +163,13 @@ def _exported(study: Path, exports: list[str]) -> Iterator[None]:
     if not exports:
         yield
         return
-    watch = [sys.executable, "-m", "harness", "watch", str(study), "--every", str(EXPORT_EVERY_S), *exports]
-    watching = subprocess.Popen(watch, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    # -P: no module of the current folder stands in for one of ours. Ctrl-C is for the command alone.
+    watch = [sys.executable, "-P", "-m", "harness", "watch", str(study), "--every", str(EXPORT_EVERY_S), *exports]
+    watching = subprocess.Popen(watch, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
     finally:
+        watching.terminate()  # It makes its last look first.
         try:
             watching.wait(EXPORT_END_S)
         except subprocess.TimeoutExpired:

@@ -39,7 +39,7 @@ def profile(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     program = find_program(arguments.target, recorded_programs())
     pid = process_of(program, arguments.target)
-    folder = program.raw.parent / "profiles" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{pid}"
+    folder = program.raw.parent / "profiles" / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{pid}"
     try:
         with alone(program, pid):
             if arguments.kind in (TORCH, BOTH):

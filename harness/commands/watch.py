@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -60,7 +62,12 @@ def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.once and exports:
         raise InputError("watch: --once prints one look: omit --otlp and --prometheus")
     port = checked_port(arguments.port)
-    program = _program(arguments.target)
+    ended = threading.Event()
+    if exports:  # harness exec asks for the last look when its command has ended.
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    program = _program(arguments.target, ended)
+    if program is None:
+        return 0
     if arguments.once or not (arguments.web or exports or sys.stdout.isatty()):
         for line in _look(program):
             say(line)
@@ -75,7 +82,7 @@ def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
                 views.append(open_views.enter_context(_serving(port)))
             elif sys.stdout.isatty():
                 views.append(open_views.enter_context(_showing(program)))
-            for recent in _looks(program, arguments.every):
+            for recent in _looks(program, arguments.every, ended):
                 for view in views:
                     view(recent)
     except KeyboardInterrupt:
@@ -84,8 +91,9 @@ def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
     return 0
 
 
-def _program(target: str | None) -> RecordedProgram:
-    """Return the program that ``target`` names. One whose study was just created is given time to start."""
+def _program(target: str | None, ended: threading.Event) -> RecordedProgram | None:
+    """Return the program that ``target`` names. One whose study was just created is given time to start; None if
+    ``ended`` is set before."""
     from harness.attach.live import find_program, recorded_programs
     from harness.study.contract import RAW
 
@@ -96,7 +104,8 @@ def _program(target: str | None) -> RecordedProgram:
         except InputError:
             if target is None or not (Path(target) / RAW).is_dir() or time.monotonic() > until_s:
                 raise
-            time.sleep(STARTED_EVERY_S)
+            if ended.wait(STARTED_EVERY_S):
+                return None
 
 
 class Recent:
@@ -174,7 +183,8 @@ def _exporting(program: RecordedProgram, otlp: str | None, port: int | None) -> 
     from harness.show.metrics import Exporter
     from harness.show.server import LOOPBACK, PROMETHEUS, Route, TraceServer
 
-    exporter = Exporter(otlp, (program.pids[0], " ".join(program.command)))
+    server = None if port is None else TraceServer({"/metrics": Route(b"", PROMETHEUS)}, port)
+    exporter = Exporter(otlp, program.pids[0])
     failed = None
 
     def export(recent: Recent | None) -> None:
@@ -187,7 +197,6 @@ def _exporting(program: RecordedProgram, otlp: str | None, port: int | None) -> 
         if server is not None:
             server.routes = {"/metrics": Route(exporter.prometheus(), PROMETHEUS)}
 
-    server = None if port is None else TraceServer({"/metrics": Route(b"", PROMETHEUS)}, port)
     try:
         if server is not None:
             say(f"metrics for Prometheus: http://{LOOPBACK}:{server.port}/metrics")
@@ -198,23 +207,28 @@ def _exporting(program: RecordedProgram, otlp: str | None, port: int | None) -> 
             server.close()
 
 
-def _looks(program: RecordedProgram, every_s: float) -> Iterator[Recent | None]:
-    """Yield each look when it is due, until the program ends. Looks take at most a tenth of a core's time.
-
-    They are more frequent until the first measured step.
+def _looks(program: RecordedProgram, every_s: float, ended: threading.Event) -> Iterator[Recent | None]:
+    """Yield each look when it is due, and one when the program has ended, or ``ended`` is set. Looks take at most a
+    tenth of a core's time. They are more frequent until the first measured step.
     """
     from harness.attach.live import is_over
 
+    def over() -> bool:
+        return ended.is_set() or is_over(program)
+
     os.nice(LEAST_PRIORITY)  # The training goes first.
-    while not is_over(program):
+    last = False
+    while not last:
+        last = over()
         begun_s = time.monotonic()
         with _recent(program) as recent:
-            yield recent
+            if recent is not None or not last:
+                yield recent
         took_s = time.monotonic() - begun_s
         period_s = min(every_s, FIRST_EVERY_S) if recent is None else every_s
         due_s = begun_s + max(period_s, LOOK_PERIODS * took_s)
-        while time.monotonic() < due_s and not is_over(program):
-            time.sleep(min(1.0, max(0.0, due_s - time.monotonic())))
+        while time.monotonic() < due_s and not over():
+            ended.wait(min(1.0, max(0.0, due_s - time.monotonic())))
 
 
 def _heading(program: RecordedProgram) -> str:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from harness.show.text.findings import TITLES, diagnosis_text
-from harness.study.contract import PHASES
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.exporter.prometheus")
 INSTALL = "pip install 'llm-training-harness[export]'"
 SERVICE = "harness"
-SENT_WITHIN_S = 5.0  # limit for a collector's answer, so that one that hangs does not delay the next look
+SENT_WITHIN_S = 5.0  # limit of the SDK for each answer of a collector
+WAITED_S = 1.0  # by which a collector that does not answer may delay the next look
 METRICS = {  # name: unit (UCUM), description
     "harness.step.duration": ("s", "Duration of a training step in the last minutes: mean, median or 95th percentile"),
     "harness.step.part.duration": ("s", "Mean time per step of each part of the step in the last minutes"),
@@ -48,13 +51,12 @@ class Value(NamedTuple):
 
 
 class SampledSpan(NamedTuple):
-    """A step, or a phase or data stage within it, as a span. ``depth``: 0 for a step."""
+    """A step, or a phase or data stage within it, as a span. ``attributes``: only of a step."""
 
     name: str
     begin_ns: int  # CLOCK_MONOTONIC
     end_ns: int
-    depth: int
-    attributes: Mapping[str, str | int]
+    attributes: Mapping[str, str | int] | None = None
 
 
 class LastMinutes(Protocol):
@@ -105,14 +107,14 @@ def _of_arm(arm: ArmReport) -> Iterator[Value]:
 
 
 def sampled_steps(run: RunData, after_ns: int) -> list[SampledSpan]:
-    """Return the longest step of ``run`` that began after ``after_ns`` and one of median length, each followed by its
-    phases and data stages in the main thread; empty without such a step.
+    """Return the longest measured step of ``run`` that began after ``after_ns`` and one of median length, each followed
+    by its phases and data stages in the main thread; empty without such a step.
     """
     import pyarrow.compute as pc
 
     if (steps := run.steps) is None:
         return []
-    steps = steps.filter(pc.greater(steps["start_ns"], after_ns))
+    steps = steps.filter(pc.and_(pc.greater(steps["start_ns"], after_ns), pc.invert(steps["warmup"])))
     if not len(steps):
         return []
     wall_ns = steps["wall_ns"].to_numpy()
@@ -122,25 +124,24 @@ def sampled_steps(run: RunData, after_ns: int) -> list[SampledSpan]:
         begin_ns = steps["start_ns"][row].as_py()
         end_ns = begin_ns + int(wall_ns[row])
         attributes = {"arm": run.record.arm, "harness.step": steps["step"][row].as_py(), "harness.sample": kind}
-        found.append(SampledSpan("training step", begin_ns, end_ns, 0, attributes))
+        found.append(SampledSpan("training step", begin_ns, end_ns, attributes))
         inside = run.spans_where(
             (pc.field("role") == "main") & (pc.field("start_ns") >= begin_ns) & (pc.field("end_ns") <= end_ns)
         )
         rows = [] if inside is None else inside.select(["name", "start_ns", "end_ns"]).to_pylist()
         for span in sorted(rows, key=lambda span: (span["start_ns"], -span["end_ns"])):
-            depth = 1 if span["name"] in PHASES else 2
-            found.append(SampledSpan(span["name"], span["start_ns"], span["end_ns"], depth, {}))
+            found.append(SampledSpan(span["name"], span["start_ns"], span["end_ns"]))
     return found
 
 
 class Exporter:
     """Exports the figures of one program; :meth:`update` after each look, :meth:`close` at the end.
 
-    ``otlp``: base URL of an OTLP/HTTP receiver, such as http://localhost:4318, or None. ``program``: process id and
-    command, as attributes of the resource. Needs the extra (:func:`check_installed`).
+    ``otlp``: base URL of an OTLP/HTTP receiver, such as http://localhost:4318, or None. ``pid``: of the program, for
+    the resource's attributes (its command line is not sent: it may hold secrets). Needs :func:`check_installed`.
     """
 
-    def __init__(self, otlp: str | None, program: tuple[int, str]) -> None:
+    def __init__(self, otlp: str | None, pid: int) -> None:
         self._values: list[Value] = []
         self._findings: dict[tuple[str, str, str], tuple[Diagnosis, str]] = {}  # by arm, kind and place; with its text
         self._seen_ns: dict[str, int] = {}  # begin of the last step sent as a trace, by arm
@@ -150,9 +151,10 @@ class Exporter:
         from opentelemetry.sdk.resources import Resource
         from prometheus_client import CollectorRegistry
 
-        pid, command = program
-        attributes: dict[str, Any] = {"service.name": SERVICE, "process.pid": pid, "process.command_line": command}
-        resource = Resource.create(attributes)
+        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": SERVICE}
+        resource = Resource.create({**named, "process.pid": pid, "host.name": platform.node()})
+        self._sender = ThreadPoolExecutor(1)
+        self._sending: Future[bool] | None = None
         self._registry = CollectorRegistry()
         self._traces, self._events, self._sent = _senders(otlp, resource)
         readers = [
@@ -171,17 +173,26 @@ class Exporter:
         return lambda _: [Observation(one.value, dict(one.attributes)) for one in self._values if one.metric == name]
 
     def update(self, recent: LastMinutes) -> str | None:
-        """Export what was measured since the last look. Return why the collector did not get it, or None."""
+        """Export what was measured since the last look. Return why the collector did not get it, or None.
+
+        While it still waits for the collector's last answer, the metrics of a look are left out.
+        """
         self._values = list(values(recent))
-        self._failed.text = None
-        if self._traces is not None:
-            self._send_steps(recent.runs)
-            self._send_findings(recent.report)
-            limit_ms = int(SENT_WITHIN_S * 1e3)
-            sent = [sender.force_flush(limit_ms) for sender in (self._sent, self._traces, self._events)]
-            if not all(sent) and self._failed.text is None:
-                self._failed.text = f"no answer within {SENT_WITHIN_S:g} s"
-        return self._failed.text
+        if self._traces is None:
+            return None
+        self._send_steps(recent.runs)
+        self._send_findings(recent.report)
+        if self._sending is None or self._sending.done():
+            self._failed.text = None
+            self._sending = self._sender.submit(self._flush)
+        wait([self._sending], WAITED_S)
+        answered = self._sending.done() and self._sending.result()
+        return self._failed.text or (None if answered else "no answer")
+
+    def _flush(self) -> bool:
+        limit_ms = int(SENT_WITHIN_S * 1e3)
+        flushed = [sender.force_flush(limit_ms) for sender in (self._sent, self._traces, self._events)]
+        return all(flushed)
 
     def prometheus(self) -> bytes:
         """Return the current values in Prometheus's text format."""
@@ -190,6 +201,7 @@ class Exporter:
         return generate_latest(self._registry)
 
     def close(self) -> None:
+        self._sender.shutdown(wait=False)
         for provider in (self._metrics, self._traces, self._events):
             if provider is not None:
                 provider.shutdown()
@@ -201,15 +213,15 @@ class Exporter:
         tracer = self._traces.get_tracer(SERVICE)
         to_utc_ns = time.time_ns() - time.monotonic_ns()
         for run in runs:
-            open_spans: list[Any] = []
+            around: list[tuple[SampledSpan, Any]] = []  # the spans that are open when the next one begins
             for span in sampled_steps(run, self._seen_ns.get(run.record.arm, 0)):
-                parents = open_spans[: span.depth]
-                context = set_span_in_context(parents[-1][0]) if parents else None
+                around = [(one, sent) for one, sent in around if span.end_ns <= one.end_ns and span.attributes is None]
+                context = set_span_in_context(around[-1][1]) if around else None
                 sent = tracer.start_span(
-                    span.name, context, attributes=dict(span.attributes), start_time=span.begin_ns + to_utc_ns
+                    span.name, context, attributes=span.attributes, start_time=span.begin_ns + to_utc_ns
                 )
                 sent.end(span.end_ns + to_utc_ns)
-                open_spans = [*parents, (sent,)]
+                around.append((span, sent))
         for run in runs:
             if (starts := run.step_columns(["start_ns"])) is not None and len(starts):
                 last_ns = max(starts["start_ns"].to_pylist())
@@ -288,7 +300,3 @@ class _LastMessage(logging.Handler):
     def detach(self) -> None:
         self._logger.removeHandler(self)
         self._logger.propagate = True
-
-
-def _text(one: Diagnosis, step_ms: float) -> str:
-    return f"{TITLES[one.kind]}: {diagnosis_text(one, step_ms)}"

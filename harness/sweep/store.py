@@ -282,7 +282,7 @@ class _Summary:
 
 
 def chosen_rate(place: str, option: str) -> tuple[float, Path]:
-    """Return the chosen rate and folder of the (newest) sweep at ``place``. Raises InputError, naming ``option``."""
+    """Return the chosen rate and folder of the (newest) sweep at ``place``. Raises InputError."""
     root = expanded(place)
     folders = (
         [root] if _summary(root).is_file() else sorted(path for path in root.glob("*") if _summary(path).is_file())

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -169,7 +170,7 @@ def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
 
 def finite(value: object) -> float | None:
     """Return a finite number as float; None for anything else."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
 
 
 ENTRY = "harness.sweep.trial_run"

@@ -138,7 +138,7 @@ def test_operators_and_stacks_lie_in_the_phases_of_steps_that_are_not_measured(
     monkeypatch.delenv(LOG_LEVEL, raising=False)
     options = ("--steps", "12", "--profile", "both", "--profile-seconds", "1")
     words = program("plain", "--steps", 100000, "--workers", 1, "--compute-ms", 4)
-    done = attached(tmp_path, saying_the_level(words), *options)
+    done = attached(tmp_path, saying_the_level(words), *options, cold=True)  # below the launcher, where py-spy looks
     assert done.returncode == 0, done.stderr
     assert "level None" in done.stdout.splitlines()
     assert "USDT:" not in done.stderr

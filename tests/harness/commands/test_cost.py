@@ -176,14 +176,21 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: 
     assert json.loads((out / "summary.json").read_text())["cost"]["standing"] == "done"
 
 
+SETS = ["evaluation=null", "checkpoint=null", "steps=3"]
+SMALL = ["--arm", "plain", *(word for one in SETS for word in ("--set", one))]
+
+
+@pytest.mark.slow
+def test_a_study_beyond_its_budget_is_refused(tmp_path: Path, scenario: str) -> None:
+    refusal = refused(harness("run", scenario, *SMALL, "--budget", "1s", "--out", str(tmp_path / "out")))
+    assert refusal.startswith("harness: budget: ")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_study_is_held_to_its_budget_and_completed_with_a_larger_one(tmp_path: Path, scenario: str) -> None:
-    sets = ["evaluation=null", "checkpoint=null", "steps=3"]
-    words = ["--arm", "plain", *(word for one in sets for word in ("--set", one))]
-    refusal = refused(harness("run", scenario, *words, "--budget", "1s", "--out", str(tmp_path / "out")))
-    assert refusal.startswith("harness: budget: ")
-    assert list((tmp_path / "out").iterdir()) == []
+    sets, words = SETS, SMALL
     plan = make_plan(load_scenario(scenario, sets), scenario, ["plain"])
     with fork_servers.shared():
         cut = run_study(plan, tmp_path / "cut", [], scenario, options=StudyOptions(until=Deadline(time.monotonic_ns())))

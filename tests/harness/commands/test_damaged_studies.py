@@ -39,7 +39,7 @@ def cases(folder: Path) -> dict[str, Case]:
     return {case.place: case for make in (record_cases, table_cases) for case in make(folder)}
 
 
-BY_DAY = (RECORDS[0],)
+BY_DAY = (RECORDS[0], RECORDS[3], TABLES[1], TABLES[3])
 
 
 @pytest.mark.parametrize(

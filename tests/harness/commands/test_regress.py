@@ -157,7 +157,6 @@ def test_a_head_that_cannot_even_be_imported_in_time_is_a_line(
     assert not out.exists()
 
 
-@pytest.mark.nightly
 def test_a_side_that_fails_ends_the_check_and_is_an_error(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scenario: str
 ) -> None:

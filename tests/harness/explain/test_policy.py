@@ -158,6 +158,12 @@ def test_spans_of_a_long_run_are_freed(monkeypatch: pytest.MonkeyPatch, rows: in
     assert bool(forgotten) is freed
 
 
+@pytest.mark.parametrize(("recorded", "steps"), [(5_000, 5_000), (5_001, 5_000)])
+def test_a_long_run_is_replayed_in_part(recorded: int, steps: int) -> None:
+    _, (run,) = build([Arm("text")], blocks=1, repetitions=1, steps=recorded)
+    assert int(recording.record(run).measured.sum()) == steps
+
+
 def test_losses_are_compared_by_their_last_ten_steps() -> None:
     steps = np.arange(100)
     one, other = (

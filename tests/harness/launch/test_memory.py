@@ -11,8 +11,10 @@ import pytest
 
 from harness.launch import needs
 from harness.launch.needs import GIB, MIB, MOST_OF_MEMORY, ByteRange, RunNeed, check_memory, choose_interleave, need_of
+from harness.launch.preparation import StudyData
 from harness.machine.capacity import Memory
 from harness.machine.cgroup import MemoryLimit
+from tests.commands import harness
 from tests.harness.launch.running import set_free_memory
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
@@ -209,3 +211,16 @@ def test_measured_peaks_lie_within_the_estimate() -> None:
         takes = need_of("arm", config(**changes), 2048).in_memory.peak
         assert takes.low_bytes < peak_bytes, changes
         assert takes.high_bytes + SHARED_BYTES > peak_bytes, changes
+
+
+def test_harness_run_refuses_before_a_study_is_made(tmp_path: Path, free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = StudyData([need_of("big", LARGE, 4096)], {}, {})
+    monkeypatch.setattr("harness.launch.study.prepare_data", lambda *_: found)
+    free(22)
+    (tmp_path / "big.yaml").write_text(
+        "name: big\nquestion: Does it fit?\nbase: {compute.device: cpu}\narms: {big: {}}\n"
+    )
+    done = harness("run", str(tmp_path / "big.yaml"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("harness: arm big: needs at least ")
+    assert not (tmp_path / "out").exists()

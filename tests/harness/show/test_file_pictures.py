@@ -137,3 +137,15 @@ def test_what_a_tokenizer_drops_in_silence_is_not_called_known() -> None:
     assert "| unknown tokens | not counted: the tokenizer has none (it encodes every byte, or drops" in corpus.page(
         CORPUS
     )
+
+
+def test_an_equal_picture_has_equal_bytes() -> None:
+    """Whoever rebuilds a report sees in git what changed, and nothing else."""
+    first, second = (drawn(simple()) for _ in range(2))
+    assert (first.png, first.svg) == (second.png, second.svg)
+
+
+def simple() -> Figure:
+    figure = Figure()
+    figure.subplots().plot([0, 1], [1, 2], clip_on=True)
+    return figure

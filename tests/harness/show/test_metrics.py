@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,8 +80,15 @@ def receiver(status: int = 200) -> Iterator[tuple[str, dict[str, list[Any]]]]:
 
 
 @contextmanager
+def silent() -> Iterator[str]:
+    """An address that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
 def exporter(otlp: str | None) -> Iterator[Exporter]:
-    opened = Exporter(otlp, (7, "python train.py"))
+    opened = Exporter(otlp, 7)
     try:
         yield opened
     finally:
@@ -158,7 +166,7 @@ def test_sampled_steps_are_the_longest_and_a_median_one() -> None:
     (run, *_) = look(tokenize=20.0).runs
     assert run.steps is not None
     durations_ns = sorted(run.steps["wall_ns"].to_pylist())
-    steps = [span for span in sampled_steps(run, 0) if span.depth == 0]
+    steps = [span for span in sampled_steps(run, 0) if span.attributes is not None]
     assert [span.end_ns - span.begin_ns for span in steps] == [durations_ns[-1], durations_ns[len(durations_ns) // 2]]
     assert sampled_steps(run, run.steps["start_ns"][-1].as_py()) == []
 
@@ -171,6 +179,15 @@ def test_a_receiver_that_refuses_or_is_not_there_is_named_and_delays_no_further_
     with receiver(status or 200) as (address, _), exporter(address if status else "http://127.0.0.1:9") as opened:
         assert opened.update(look(tokenize=20.0))
     assert capfd.readouterr() == ("", "")  # OpenTelemetry's own messages would scroll the view away.
+
+
+def test_a_receiver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first look is still on its way when the next ones come: they are not sent, and served nevertheless."""
+    monkeypatch.setattr(metrics, "SENT_WITHIN_S", 2.0)
+    monkeypatch.setattr(metrics, "WAITED_S", 0.0)
+    with silent() as address, exporter(address) as opened:
+        assert [opened.update(look(tokenize=cost)) for cost in (20.0, 10.0)] == ["no answer", "no answer"]
+        assert served(opened)["harness_steps_total"]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

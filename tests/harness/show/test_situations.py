@@ -399,8 +399,19 @@ def test_the_cost_of_restarts_is_named_where_it_was_seen(facts: dict[str, Any], 
     text = lines(study(Arm("script", facts=known)))
     assert ("No epoch ends in these steps, so no figure includes the cost of restarting the loader." in text) is unseen
     restarts = "restarting_share" in facts
+    assert (" on average for the loader to restart at the ends of epochs" in text) is restarts
     assert ("more workers are not predicted" in text) is restarts
     assert ("persistent_workers=True keeps them alive" in text) is (restarts and not persistent)
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_slow_sampler_and_an_idle_worker_are_named(slow: bool) -> None:
+    facts = {"attached": "fetch: DataLoader with 2 workers; backward", "workers": 2, "sampling_share": 0.2 * slow}
+    report = study(Arm("script", facts={**ATTACHED, **facts}))
+    arm = replace(report.arms[0], idle_workers=int(slow), workers=2, gave_no_items=False)
+    text = lines(replace(report, arms=[arm]))
+    assert ("Its sampler takes" in text) is slow
+    assert ("1 of the 2 loader workers of script delivered no batch in these steps." in text) is slow
 
 
 def test_one_ratio_has_one_interval_wherever_it_stands() -> None:

@@ -111,3 +111,5 @@ def test_time_left_follows_from_the_steps_done_where_all_take_as_long(depths: tu
     stages = [TrialStage("grid", 4, 100, overrides={"model.layers": layers}) for layers in depths]
     line = SweepProgress(stages, []).line(Trial(0, TrialPlan(1e-3, 100)), 50, 3.25, 10.0)
     assert line.endswith(f"rate 1.00e-03, step 50 of 100, loss 3.2500 | 10.0 s gone{left}")
+    unknown = SweepProgress(stages, []).line(Trial(0, TrialPlan(1e-3, 100)), 50, None, 10.0)
+    assert unknown.endswith(f"step 50 of 100 | 10.0 s gone{left}")

@@ -88,6 +88,12 @@ def test_forked_workers_start_after_this_process_tokenized(make_config: Make) ->
         assert_all_same(islice(batches, 2), expected)
 
 
+def test_pinning_without_cuda_is_left_out(make_config: Make) -> None:
+    config = make_config(pin_memory=True)
+    with open_batches(config, prepare(config), seed=0) as batches:
+        assert next(batches).input_ids.is_pinned() == torch.cuda.is_available()
+
+
 def test_closing_ends_the_workers(make_config: Make) -> None:
     config = make_config(workers=2)
     before = set(multiprocessing.active_children())
