@@ -63,10 +63,7 @@ def test_the_report_of_a_study(tmp_path: Path, snapshot: SnapshotAssertion) -> N
     assert page(html, tmp_path) == snapshot(name="summary.html")
 
 
-AT_NIGHT = (pytest.mark.slow, pytest.mark.nightly)
-
-
-@pytest.mark.parametrize(("factor", "code"), [(1.5, 3), pytest.param(1.0, 4, marks=AT_NIGHT)])
+@pytest.mark.parametrize(("factor", "code"), [(1.5, 3), (1.0, 4)])
 def test_two_studies_compared(factor: float, code: int, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     done = harness("compare", study(tmp_path / "a"), study(tmp_path / "b", factor, seed=1))
     assert (done.returncode, done.stderr) == (code, "")
