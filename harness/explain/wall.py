@@ -110,7 +110,7 @@ class Wall:
     :func:`wall` makes it."""
 
     steps: int  # measured steps and steps with an evaluation
-    step_ms: Estimate  # time per step by the clock; the parts sum to it
+    step_ms: Estimate  # time per step by the clock, its mean as ``median``; the parts sum to it
     parts: tuple[StepPart, ...]  # largest first
     program: tuple[ProgramPart, ...] = ()  # parts of the whole program, in order of time; empty: not recorded
     thinned_steps: int = 0  # further measured steps, which are in no table

@@ -170,10 +170,11 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
         "ms": lambda entry: number(entry[0].wall_ms[entry[1]]),
         "times its run's median": lambda entry: ratio(entry[0].wall_ms[entry[1]] / entry[0].median_ms),
     })  # fmt: skip
+    steps, drawn = sum(times.steps for times in found), sum(len(times.step) for times in found)
     note = (
-        f"{sum(times.outliers for times in found):,} of {sum(times.steps for times in found):,} measured steps are "
+        f"{sum(times.outliers for times in found):,} of {steps:,} measured steps are "
         f"outliers: more than {OUTLIER_QUARTILES:g} quartile ranges above the upper quartile of their run. "
-        "`summary.html` draws every step over the time of the study."
+        f"`summary.html` draws {'every step' if drawn >= steps else f'{drawn:,} of them'} over the time of the study."
     )
     return f"{listed}\n\n{note}" if slow else note
 

@@ -293,6 +293,8 @@ def test_long_lists_are_cut() -> None:
     few = tuple(range(12))
     times = StepTimes("a", 0, 12, 12, 1.0, few, tuple(map(float, few)), few, few, ("outlier",) * 12)
     assert steps_section([times], NAMES).count("\n| a |") == 10
+    assert "draws every step" in steps_section([replace(times, steps=len(times.step))], NAMES)
+    assert f"draws {len(times.step)} of them" in steps_section([replace(times, steps=10**6)], NAMES)
     operators = [complete(f"aten::op{place}", (100 + place) * MS, MS) for place in range(40)]
     report = analysed(Arm("a"), blocks=3)
     found_json: Any = summary(report, first_screen(report), ProbeResults(profiles=[profiled(*operators)]))
