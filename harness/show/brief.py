@@ -9,6 +9,7 @@ from harness.explain.statistics import Estimate
 from harness.judge.report_types import Comparison, Diagnosis, StudyReport
 from harness.judge.study import study_doubts
 from harness.show.first_screen import FirstScreen, card_arms
+from harness.show.lone_arms import cause_findings, loader_texts
 from harness.show.policy import BRIEF_BYTES
 from harness.show.tables import doubt_json
 from harness.show.text.findings import diagnosis_remedy
@@ -20,12 +21,16 @@ DIGITS = 4  # of a figure
 
 
 def brief(report: StudyReport, screen: FirstScreen) -> JsonObject:
-    """Return the results as JSON of less than BRIEF_BYTES. An estimate is a list: median, low and high end (95 %)."""
+    """Return the results as JSON of less than BRIEF_BYTES. An estimate is a list: median, low and high end (95 %).
+
+    ``also``: causes without figures, as text.
+    """
     arms = [arm for arm in report.arms if not arm.control]
     _, diagnosed = card_arms(report) if screen.card is not None else ([], None)
     lists: dict[str, list[Json]] = {
         "comparisons": [_comparison(comparison) for comparison in report.compared],
         "findings": [] if diagnosed is None else [*map(_finding, diagnosed.diagnoses)],
+        "also": [] if diagnosed is None else [*loader_texts(diagnosed, diagnosed.name), *cause_findings(diagnosed)],
         "doubts": [_doubt(doubt) for doubt in map(doubt_json, study_doubts(report)) if doubt["bars"]],
         "next": list(screen.next_steps.ranked),
     }

@@ -58,7 +58,7 @@ def test_a_failed_run_has_no_ledger():
     assert measure(runs[0]) is None
 
 
-def test_other_processes_load_is_the_median_of_the_host_samples():
+def test_other_processes_load_is_the_mean_of_the_host_samples():
     _, runs = build([Arm("a", other_cpu_cores=0.7)], blocks=1)
     assert measure(runs[0]).other_cpu_cores == pytest.approx(0.7)
 

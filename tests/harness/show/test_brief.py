@@ -13,6 +13,7 @@ from harness.judge.study import analyse
 from harness.show.brief import _fitted, brief
 from harness.show.build import build_report
 from harness.show.first_screen import first_screen
+from harness.show.lone_arms import cause_findings, loader_texts
 from harness.show.policy import BRIEF_BYTES
 from harness.study.store import StudyFolder
 from tests.commands import harness
@@ -55,6 +56,7 @@ def test_findings_are_of_the_arm_on_the_card() -> None:
     answer = brief(report, first_screen(report))
     candidate = next(arm for arm in report.arms if arm.name == "b")
     assert answer["findings"]
+    assert answer["also"] == cause_findings(candidate) + loader_texts(candidate, "b")
     assert [finding["ms"][0] for finding in answer["findings"]] == [
         pytest.approx(diagnosis.ms.median, rel=5e-4) for diagnosis in candidate.diagnoses
     ]
