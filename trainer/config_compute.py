@@ -10,7 +10,10 @@ from trainer.config_base import Config, How, Milliseconds
 
 
 class ComputeInject(Config):
-    """Artificial costs, added to the phases of every step (milliseconds) on the main thread, to test the harness."""
+    """Artificial costs, added to the phases of every step (milliseconds) on the main thread, to test the harness.
+
+    ``other_ms``: once per step, outside of all phases.
+    """
 
     forward_ms: Milliseconds = 0
     backward_ms: Milliseconds = 0
