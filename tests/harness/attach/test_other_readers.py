@@ -33,7 +33,7 @@ READERS = {  # prints the ranks, and the number of profiled steps of each
     "HTA_PYTHON": """
 import json, sys
 from hta.trace_analysis import TraceAnalysis
-traces = TraceAnalysis(trace_files=dict(enumerate(sys.argv[1:]))).t
+traces = TraceAnalysis(trace_files=dict(enumerate(sys.argv[1:])), include_last_profiler_step=True).t
 names = {rank: traces.get_trace(rank)["name"].map(traces.symbol_table.get_sym_table().__getitem__) for rank in (0, 1)}
 print(json.dumps({rank: int(found.str.startswith("ProfilerStep#").sum()) for rank, found in names.items()}))
 """,
