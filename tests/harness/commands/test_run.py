@@ -72,9 +72,9 @@ def test_a_study_that_was_started_once_per_rank_is_refused_with_the_right_comman
 @pytest.mark.parametrize(
     "variables", [{"WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}]
 )
-def test_one_process_that_knows_of_ranks_is_none_of_them(variables: dict[str, str]) -> None:
+def test_one_process_that_knows_of_ranks_is_none_of_them(variables: dict[str, str], tmp_path: Path) -> None:
     """A batch script of Slurm, a container that was told how many others there are."""
-    assert harness("run", "quickstart", "--plan", **variables).returncode == 0
+    assert harness("run", "quickstart", "--plan", "--out", str(tmp_path), **variables).returncode == 0
 
 
 UNLIMITED = resource.RLIM_INFINITY
