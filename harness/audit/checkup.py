@@ -107,9 +107,15 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
     fitted = fits_by_kind(table, palm, doubtful)
     return Audit(
-        table, audited, formulas, gains(table, {row.name: row.incomparable for row in audited}), fitted,
-        traffic(table) if fitted else None, clues(table, palm, firm, consistent, fitted), judged.scatters,
-    )  # fmt: skip
+        table,
+        audited,
+        formulas,
+        gains(table, {row.name: row.incomparable for row in audited}),
+        fitted,
+        traffic(table) if fitted else None,
+        clues(table, palm, firm, consistent, fitted),
+        judged.scatters,
+    )
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
@@ -150,9 +156,13 @@ def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
 
 
 def _readings(
-    row: AuditRow, setting: Setting, usual: Convention | None, settled: Convention | None, known: Sequence[Convention],
+    row: AuditRow,
+    setting: Setting,
+    usual: Convention | None,
+    settled: Convention | None,
+    known: Sequence[Convention],
     peaks: Sequence[Peak],
-) -> tuple[list[FittedReading], list[Excluded]]:  # fmt: skip
+) -> tuple[list[FittedReading], list[Excluded]]:
     """Return the readings that make ``row`` consistent, and kinds of readings that do not; both empty if it is.
 
     ``usual``: formula that explains most rows; readings that change one more declaration are included. ``settled``:
@@ -185,10 +195,19 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
     if work is not None and expected is not None and other_length:
         as_declared = work.middle * setting.devices / expected
     return RowAudit(
-        row.name, judged.status, list(one.checks), judged.readings, judged.excluded,
-        None if step is None else step.middle * 1e3, implied, setting, _incomparable(judged.status, judged.readings),
-        as_declared, _alike(judged.readings), judged.scatter,
-    )  # fmt: skip
+        row.name,
+        judged.status,
+        list(one.checks),
+        judged.readings,
+        judged.excluded,
+        None if step is None else step.middle * 1e3,
+        implied,
+        setting,
+        _incomparable(judged.status, judged.readings),
+        as_declared,
+        _alike(judged.readings),
+        judged.scatter,
+    )
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:

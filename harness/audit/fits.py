@@ -66,10 +66,15 @@ def _fit(kind: str, rows: Sequence[tuple[AuditRow, Setting]], doubtful: Mapping[
     if setting.flops_per_token is not None and setting.sequence is not None and slope > 0:
         flops = setting.flops_per_token * setting.sequence / (slope * 1e-3)
     return Fit(
-        kind, [row.name for row, _ in rows], sizes, mean_time - slope * mean_size, slope, flops,
+        kind,
+        [row.name for row, _ in rows],
+        sizes,
+        mean_time - slope * mean_size,
+        slope,
+        flops,
         flops / setting.peak_flops_per_s if flops is not None and setting.peak_flops_per_s else None,
         [row.name for row, _ in rows if doubtful[row.name]],
-    )  # fmt: skip
+    )
 
 
 def traffic(table: Table) -> Traffic | None:
@@ -117,9 +122,12 @@ class Clue:
 
 
 def clues(
-    table: Table, convention: Convention | None, readings: Mapping[str, Sequence[FittedReading]],
-    consistent: Collection[str], fits: Sequence[Fit],
-) -> list[Clue]:  # fmt: skip
+    table: Table,
+    convention: Convention | None,
+    readings: Mapping[str, Sequence[FittedReading]],
+    consistent: Collection[str],
+    fits: Sequence[Fit],
+) -> list[Clue]:
     """Return evidence on the rows whose firm reading is another sequence length. ``consistent``: names of such rows."""
     clue_list = []
     for row in table.rows:

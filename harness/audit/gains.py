@@ -10,9 +10,14 @@ from harness.audit.checks import setting_of, step_s, tokens_per_step
 from harness.audit.table import AuditedFigure, AuditRow, Interval, Table
 
 GainVerdict = Literal[
-    "not comparable", "no ceiling", "loss with a faster data path", "gain with a slower data path",
-    "above the ceiling", "below the floor", "possible",
-]  # fmt: skip
+    "not comparable",
+    "no ceiling",
+    "loss with a faster data path",
+    "gain with a slower data path",
+    "above the ceiling",
+    "below the floor",
+    "possible",
+]
 NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
 
 
@@ -94,12 +99,22 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
         if table.noise is not None:
             noise = "inside the noise" if abs(measured.value - 1) <= table.noise.high else "outside the noise"
     return Gain(
-        baseline.name, candidate.name, _value(measured), None if measured is None else measured.interval.low,
+        baseline.name,
+        candidate.name,
+        _value(measured),
+        None if measured is None else measured.interval.low,
         None if measured is None else measured.interval.high,
         None if baseline_ms is None or candidate_ms is None else baseline_ms.value / candidate_ms.value,
-        None if step_ms is None else step_ms.middle, _value(baseline_ms), _value(candidate_ms),
-        _value(_replaced(step_ms, baseline_ms, None)), _value(ceiling), verdict, noise, unexplained, reason,
-    )  # fmt: skip
+        None if step_ms is None else step_ms.middle,
+        _value(baseline_ms),
+        _value(candidate_ms),
+        _value(_replaced(step_ms, baseline_ms, None)),
+        _value(ceiling),
+        verdict,
+        noise,
+        unexplained,
+        reason,
+    )
 
 
 def _value(figure: AuditedFigure | None) -> float | None:
@@ -134,9 +149,12 @@ def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedF
 
 
 def _incomparable(
-    table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mapping[str, Incomparable | None],
+    table: Table,
+    baseline: AuditRow,
+    candidate: AuditRow,
+    trusted: Mapping[str, Incomparable | None],
     measured: AuditedFigure | None,
-) -> NotComparable | None:  # fmt: skip
+) -> NotComparable | None:
     for row in (baseline, candidate):
         if trusted.get(row.name) is not None:
             return NotComparable(row.name, trusted[row.name])

@@ -87,11 +87,14 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
 
     for _ in range(2):  # In the second round, rows that a firm reading explains show the table's scatter.
         applied = {entry.row.name: next(iter(firm.get(entry.row.name, [])), None) for entry in candidates}
-        reported = by_figures({
-            entry.row.name: relations(entry.row, entry.setting) if (reading := applied[entry.row.name]) is None
-            else relations(*under(reading, entry.row, entry.setting))
-            for entry in candidates
-        })  # fmt: skip
+        reported = by_figures(
+            {
+                entry.row.name: relations(entry.row, entry.setting)
+                if (reading := applied[entry.row.name]) is None
+                else relations(*under(reading, entry.row, entry.setting))
+                for entry in candidates
+            }
+        )
         for candidate in inexact:
             weighed[candidate.row.name] = [
                 _weigh(candidate, reading, len(inexact), sharing, reported, trying) for reading in candidate.readings
@@ -126,9 +129,13 @@ def like(one: Relation, but: Collection[str], reported: Reported) -> list[Relati
 
 
 def _weigh(
-    one: Candidate, reading: FittedReading, off: int, sharers: Callable[[FittedReading], Sequence[Candidate]],
-    reported: Reported, trying: Callable[[Candidate, Convention | None, Relation], Readings],
-) -> FittedReading:  # fmt: skip
+    one: Candidate,
+    reading: FittedReading,
+    off: int,
+    sharers: Callable[[FittedReading], Sequence[Candidate]],
+    reported: Reported,
+    trying: Callable[[Candidate, Convention | None, Relation], Readings],
+) -> FittedReading:
     """Return ``reading`` with its coverage, ``shared`` and ``firm``. ``off``: number of rows whose figures differ."""
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)

@@ -41,11 +41,16 @@ def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: 
     """
     excluded: list[Excluded] = []
     fitting = [
-        *_formulas(row, setting, known, excluded), *_scales(row, setting), *_units(row, setting),
-        *sequences(row, setting, excluded), *devices(row, setting, excluded),
-        *peaks_behind(row, setting, peaks, excluded), *paddings(row, setting, excluded), *averages(row, setting),
+        *_formulas(row, setting, known, excluded),
+        *_scales(row, setting),
+        *_units(row, setting),
+        *sequences(row, setting, excluded),
+        *devices(row, setting, excluded),
+        *peaks_behind(row, setting, peaks, excluded),
+        *paddings(row, setting, excluded),
+        *averages(row, setting),
         *durations(row, setting),
-    ]  # fmt: skip
+    ]
     if all(reading.free for reading in fitting):
         fitting += _pairs(row, setting, known)
     return Search(fitting, list(dict.fromkeys(excluded)))

@@ -148,6 +148,13 @@ def _scatter(first: str, second: str, apart: Mapping[str, Relation], every: Sequ
     centers = [pair.center for pair in apart.values()]
     low, high, middle = min(centers), max(centers), median(centers)
     return Scatter(
-        first, second, list(apart), len(every), median(abs(pair.center) for pair in every) * PER_DEVIATION, low, high,
-        sum(center > 0 for center in centers), high - low <= COMMON_FACTOR_SPREAD * abs(middle),
-    )  # fmt: skip
+        first,
+        second,
+        list(apart),
+        len(every),
+        median(abs(pair.center) for pair in every) * PER_DEVIATION,
+        low,
+        high,
+        sum(center > 0 for center in centers),
+        high - low <= COMMON_FACTOR_SPREAD * abs(middle),
+    )

@@ -32,9 +32,11 @@ def add_study(parser: argparse.ArgumentParser) -> None:
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add PID|STUDY: a program that ``harness exec`` records now."""
     parser.add_argument(
-        "target", nargs="?", metavar="PID|STUDY",
+        "target",
+        nargs="?",
+        metavar="PID|STUDY",
         help="a process of the command that `harness exec` runs, or its study folder (default: the only such command)",
-    )  # fmt: skip
+    )
 
 
 def add_port(parser: argparse.ArgumentParser, of: str) -> None:
@@ -97,10 +99,13 @@ def study_path(given: str | Path) -> Path:
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add --set, which overrides keys of a scenario, and --arm, which selects arms."""
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="set a dotted key of base (data.batch_size=2) or of the scenario (seed=1; base.seed is the trainer's); "
         "VALUE is YAML; arms and matrix still override it; may be repeated",
-    )  # fmt: skip
+    )
     add_arm(parser)
 
 
@@ -122,17 +127,23 @@ def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -
 def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
     """Add --within (default ``within``), --memory-within and --startup-within: changes that count as none."""
     parser.add_argument(
-        "--within", default=within, metavar="SHARE",
+        "--within",
+        default=within,
+        metavar="SHARE",
         help="largest change of the step time that counts as the same (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--memory-within", default="5%", metavar="SHARE",
+        "--memory-within",
+        default="5%",
+        metavar="SHARE",
         help="largest change of peak memory that counts as the same, or off (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--startup-within", default="20%", metavar="SHARE",
+        "--startup-within",
+        default="20%",
+        metavar="SHARE",
         help="largest change of startup time that counts as the same, or off (default: %(default)s)",
-    )  # fmt: skip
+    )
 
 
 def add_undecided(parser: argparse.ArgumentParser) -> None:

@@ -35,9 +35,13 @@ if TYPE_CHECKING:
 def add_stats_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     parser.add_argument(
-        "--sequence-length", dest="lengths", type=int, action="append", metavar="N",
+        "--sequence-length",
+        dest="lengths",
+        type=int,
+        action="append",
+        metavar="N",
         help="padding and packing at this length; may be repeated (default: powers of 2, and the scenario's own)",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", metavar="DIR", help="write stats.md, stats.json and the picture there")
     parser.add_argument("--json", action="store_true", help="print JSON, one line per corpus")
 
@@ -132,12 +136,17 @@ def _costs_table(found: Sequence[FormatCost], tokens: int, sequence_length: int)
     rows = [("format", "bytes", "bytes/token", "write s", "write Mtok/s", "read s", "read Mtok/s")]
     rows += [
         (
-            measured.format, f"{measured.size_bytes:,}", f"{measured.size_bytes / tokens:.2f}",
-            f"{measured.write_s:.3f}", f"{tokens / 1e6 / max(measured.write_s, 1e-9):,.1f}",
-            f"{measured.read_s:.3f}", f"{measured.tokens / 1e6 / max(measured.read_s, 1e-9):,.1f}",
+            measured.format,
+            f"{measured.size_bytes:,}",
+            f"{measured.size_bytes / tokens:.2f}",
+            f"{measured.write_s:.3f}",
+            f"{tokens / 1e6 / max(measured.write_s, 1e-9):,.1f}",
+            f"{measured.read_s:.3f}",
+            f"{measured.tokens / 1e6 / max(measured.read_s, 1e-9):,.1f}",
         )
-        for measured in found if not measured.reason
-    ]  # fmt: skip
+        for measured in found
+        if not measured.reason
+    ]
     lines = aligned(rows)
     lines += [f"{measured.format}: not possible: {measured.reason}" for measured in found if measured.reason]
     cut = next((tokens - measurement.tokens for measurement in found if measurement.format == "padded"), 0)
@@ -187,16 +196,20 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, required=True, help="llmc: shards of llm.c; nanogpt: two files")
     parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")
     parser.add_argument(
-        "--name", default="tokens", metavar="NAME",
+        "--name",
+        default="tokens",
+        metavar="NAME",
         help="name of the llm.c shards, NAME_train_000001.bin (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--shard-tokens", type=int, metavar="N", help="tokens per llm.c shard; shard 0 is validation (default: 1e8)"
     )
     parser.add_argument(
-        "--validation-share", type=float, metavar="SHARE",
+        "--validation-share",
+        type=float,
+        metavar="SHARE",
         help="share of the documents in val.bin of nanoGPT (default: 0.0005)",
-    )  # fmt: skip
+    )
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:

@@ -71,9 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the hashes, or of --make-labelled")
     add_engine(parser, "compare", "task")
     parser.add_argument(
-        "--labels", metavar="FILE",
+        "--labels",
+        metavar="FILE",
         help="report precision and recall: of --make-labelled, or a table with cluster and id or row",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--make-labelled", type=int, metavar="N", help="only make a labelled corpus of N documents in --out"
     )

@@ -41,9 +41,10 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
 def add_documents(parser: argparse.ArgumentParser, when: str = "") -> None:
     """Add --corpus and --column. ``when``: start of the help text, such as "instead of a scenario: "."""
     parser.add_argument(
-        "--corpus", metavar="PATH",
+        "--corpus",
+        metavar="PATH",
         help=f"{when}python-docs, or a file, folder, glob or URL (Parquet, JSONL, text, Arrow)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--column", default="text", metavar="NAME", help="column of the corpus with the text (default: %(default)s)"
     )

@@ -34,9 +34,11 @@ NOTE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = NOTE
     parser.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO",
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
         help="also check devices, files, memory, /dev/shm, open files and processes for this file",
-    )  # fmt: skip
+    )
     parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
     parser.add_argument("--json", action="store_true", help="print the checks, and the facts behind them, as JSON")

@@ -50,43 +50,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command to run: python train.py, torchrun ..."
     )
     parser.add_argument(
-        "--steps", type=int, metavar="N",
+        "--steps",
+        type=int,
+        metavar="N",
         help=f"end the program after N measured steps (with --against or --controls: of each block; default {STEPS})",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--warmup", type=int, default=5, metavar="N", help="steps that are not measured (default: %(default)s)"
     )
     parser.add_argument(
-        "--against", metavar="'COMMAND'",
+        "--against",
+        metavar="'COMMAND'",
         help="compare COMMAND after -- with this one; both run unchanged and alternate, in fresh processes each block",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--controls", metavar="LIST",
+        "--controls",
+        metavar="LIST",
         help="run the command again as its own controls: ideal-data (no step waits for data), data-only (batches), "
         "a-a (unchanged, to measure the noise floor), dose (each batch made 1, 2 and 4 times more), or all",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--repeats", type=int, metavar="N", help=f"blocks, with --against or --controls (default: {BLOCKS})"
     )
     parser.add_argument(
-        "--interleave", choices=("slices", "runs"),
+        "--interleave",
+        choices=("slices", "runs"),
         help="with --against or --controls: alternate slices of running commands, or run them one by one (default: "
         "slices)",
-    )  # fmt: skip
+    )
     add_wait_until_quiet(parser, "with --against or --controls: ")
     parser.add_argument(
-        "--fetch", metavar="[MODULE:]NAME",
+        "--fetch",
+        metavar="[MODULE:]NAME",
         help="the function that returns a batch, if no torch loader does and it is not detected",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--step-ends", metavar="OPTIMIZER", help="class of the optimizer whose update ends a step, if there are several"
     )
     parser.add_argument(
-        "--profile", nargs="?", const=TORCH, choices=(AUTO, TORCH, PY_SPY, BOTH, NONE),
+        "--profile",
+        nargs="?",
+        const=TORCH,
+        choices=(AUTO, TORCH, PY_SPY, BOTH, NONE),
         help="record some steps after the warm-up, which are not measured: operators by torch.profiler (torch, or "
         "--profile alone), stacks of all processes by py-spy, or both. Without it: auto, torch.profiler after the "
         "measured steps of --steps, if CUDA events leave over 5 %% of the device time unknown; none: never",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--profile-steps", type=int, metavar="N", help=f"steps that torch.profiler records (default: {PROFILE_STEPS})"
     )
@@ -96,9 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_export(parser)
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for studies (default: %(default)s)")
     parser.add_argument(
-        "--recorded", metavar="DIR",
+        "--recorded",
+        metavar="DIR",
         help="run nothing: make a study from this recording (STUDY/raw of an exec that was killed)",
-    )  # fmt: skip
+    )
 
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:

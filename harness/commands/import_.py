@@ -51,9 +51,10 @@ OUT = "results/imported"
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="main.log of llm.c")
     parser.add_argument(
-        "--out", metavar="DIR",
+        "--out",
+        metavar="DIR",
         help=f"a new folder for losses.csv, evaluations.csv and loss.png (default: {OUT}/NAME, of the log's folder)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--tokens-per-step", type=int, default=TOKENS, metavar="N",
         help="tokens per step, which the log does not record (default: %(default)s, of llm.c's GPT-2 124M)",

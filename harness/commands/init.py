@@ -41,33 +41,59 @@ class Question:
 
 
 KIND = Question(
-    "about", "KIND", "what to measure: text, source (a dataset or loader in Python), loop (a function that trains) or "
-    "command (any training command)?", TEXT,
-)  # fmt: skip
+    "about",
+    "KIND",
+    "what to measure: text, source (a dataset or loader in Python), loop (a function that trains) or "
+    "command (any training command)?",
+    TEXT,
+)
 QUESTIONS = (
     Question("name", "NAME", "name of the scenario (and of its folder under results/)", "mine"),
     Question("command", "'COMMAND'", "your training command, such as 'python train.py'", of=(COMMAND,)),
     Question("loop", "MODULE:FUNCTION", "your function that trains: MODULE:FUNCTION", of=(LOOP,)),
-    Question("against", "'COMMAND'", "compare with this: another 'COMMAND' (with --loop another MODULE:FUNCTION); "
-             "empty for none", of=(LOOP, COMMAND)),
+    Question(
+        "against",
+        "'COMMAND'",
+        "compare with this: another 'COMMAND' (with --loop another MODULE:FUNCTION); empty for none",
+        of=(LOOP, COMMAND),
+    ),
     Question("steps", "N", "measured steps of each block; the training must last for 5 more", "60", (LOOP, COMMAND)),
-    Question("source", "MODULE:FUNCTION", "your function that returns a Dataset or DataLoader: MODULE:FUNCTION",
-             of=(SOURCE,)),
-    Question("corpus", "PATH", "your text: a file, folder, glob or URL (Parquet, JSONL, text, Arrow); empty for "
-             "Python's own documentation", of=(TEXT,)),
+    Question(
+        "source", "MODULE:FUNCTION", "your function that returns a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)
+    ),
+    Question(
+        "corpus",
+        "PATH",
+        "your text: a file, folder, glob or URL (Parquet, JSONL, text, Arrow); empty for Python's own documentation",
+        of=(TEXT,),
+    ),
     Question("parquet", "PATH", "your text in Parquet: a file or glob", of=(TEXT,), unless="corpus", asked=False),
     Question("column", "NAME", "its column with the text (text files have none)", "text", (TEXT,)),
-    Question("tokenizer", "PATH", "your tokenizer: a tokenizer.json or a folder for AutoTokenizer; empty to train one "
-             "on the text", of=(TEXT,)),
-    Question("factory", "MODULE:FUNCTION", "your function that returns a torch module: MODULE:FUNCTION; empty for a "
-             "preset", of=OURS),
-    Question("model", "PRESET", "model preset: gpt2-small, llama-1b, ... (a wrong one is answered with all)",
-             "gpt2-tiny", OURS, "factory"),
+    Question(
+        "tokenizer",
+        "PATH",
+        "your tokenizer: a tokenizer.json or a folder for AutoTokenizer; empty to train one on the text",
+        of=(TEXT,),
+    ),
+    Question(
+        "factory",
+        "MODULE:FUNCTION",
+        "your function that returns a torch module: MODULE:FUNCTION; empty for a preset",
+        of=OURS,
+    ),
+    Question(
+        "model",
+        "PRESET",
+        "model preset: gpt2-small, llama-1b, ... (a wrong one is answered with all)",
+        "gpt2-tiny",
+        OURS,
+        "factory",
+    ),
     Question("vocab-size", "N", "number of ids of your source; empty if the model defines it", of=(SOURCE,)),
     Question("device", "DEVICE", "device: auto, cpu or cuda", "auto", OURS),
     Question("sequence-length", "N", "sequence length", "128", OURS),
     Question("batch-size", "N", "batch size", "4", OURS),
-)  # fmt: skip
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
     parser.add_argument(
-        "--no-trial", action="store_true",
+        "--no-trial",
+        action="store_true",
         help="do not run a few steps of every arm (about 20 seconds) to estimate the duration of the study",
-    )  # fmt: skip
+    )
 
 
 def init(arguments: argparse.Namespace, _command: list[str]) -> int:

@@ -21,9 +21,11 @@ PLOT_SCHEMA = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN",
+        "runs",
+        nargs="+",
+        metavar="RUN",
         help="a folder of harness train, a study, or a main.log of llm.c; also behind a URL (s3://BUCKET/FOLDER)",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help=f"folder for {LOSS}, {CHOICES} and {TABLE}")
     parser.add_argument("--only", choices=["training", "validation"], help="draw only these losses")
     parser.add_argument("--x", choices=["steps", "tokens"], default="steps", help="the axis (default: %(default)s)")
@@ -32,9 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="multiple-choice share to draw (default: acc_norm, or acc_tokens if an llm.c log is among the runs)",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens-per-step", type=float, metavar="N",
+        "--tokens-per-step",
+        type=float,
+        metavar="N",
         help="tokens per step of llm.c logs, which do not record it; for --x tokens",
-    )  # fmt: skip
+    )
 
 
 def plot(arguments: argparse.Namespace, _command: list[str]) -> int:

@@ -44,9 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--interleave", choices=("auto", "slices", "runs"), help="see harness run")
     parser.add_argument(
-        "--budget", default="10m", metavar="TIME",
+        "--budget",
+        default="10m",
+        metavar="TIME",
         help="add blocks until this time is spent; an unfinished block is dropped (default: %(default)s)",
-    )  # fmt: skip
+    )
     add_limits(parser, within="1%")
     add_undecided(parser)
     parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for the study (default: %(default)s)")

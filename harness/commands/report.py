@@ -13,9 +13,10 @@ from harness.commands.output import append_step_summary, say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_study(parser)
     parser.add_argument(
-        "--format", choices=("md", "html", "json"),
+        "--format",
+        choices=("md", "html", "json"),
         help="print summary.md, .html or .json instead of the first screen; all of them are rewritten",
-    )  # fmt: skip
+    )
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,9 +20,10 @@ UPLOADS_SHOWN = 5  # names of files that cannot be copied
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="DIR",
+        "folder",
+        metavar="DIR",
         help="the folder of a training (harness train), a study or a sweep, or any other; links are followed",
-    )  # fmt: skip
+    )
     parser.add_argument("url", metavar="URL", help="s3://BUCKET/FOLDER, gs://, file://, or another scheme of fsspec")
     parser.add_argument("--verify", action="store_true", help="also read every file back and compare its bytes")
 

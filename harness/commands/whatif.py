@@ -23,10 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_study(parser)
     parser.add_argument("--arm", metavar="NAME", help="the arm to replay (needed if the study has several)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="read, tokenize, pack, transfer: 0, 0.5x or 3ms; device=2x; workers, prefetch, ranks, batch_size, "
         "cores=N; sync=off; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="predict each value, and draw a picture")
     parser.add_argument("--out", metavar="DIR", help="folder for the picture of --sweep (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print the prediction as JSON")

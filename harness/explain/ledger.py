@@ -465,8 +465,10 @@ def steps_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
 
 # Measures of "faster", best first. A trainer that does not count tokens is compared by its steps.
 MEASURES: tuple[tuple[str, Rate], ...] = (
-    ("trained tokens/s", trained_tokens_per_s), ("tokens/s", tokens_per_s), ("steps/s", steps_per_s),
-)  # fmt: skip
+    ("trained tokens/s", trained_tokens_per_s),
+    ("tokens/s", tokens_per_s),
+    ("steps/s", steps_per_s),
+)
 
 
 def speed(

@@ -103,13 +103,17 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
 }
 # Facts that are fingerprints of user code, by the configuration key that selects it. Code states differ in them.
 OF_USER_CODE = {
-    "corpus_fingerprint": "data.source", "tokenizer_fingerprint": "data.source", "model_fingerprint": "model.factory",
-}  # fmt: skip
+    "corpus_fingerprint": "data.source",
+    "tokenizer_fingerprint": "data.source",
+    "model_fingerprint": "model.factory",
+}
 # Facts that are equal in all blocks of an arm unless its data or code was edited during the study.
 IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
-    "corpus_fingerprint": "mixed data", "tokenizer_fingerprint": "mixed data", "program_fingerprint": "mixed code",
+    "corpus_fingerprint": "mixed data",
+    "tokenizer_fingerprint": "mixed data",
+    "program_fingerprint": "mixed code",
     "model_fingerprint": "mixed code",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,16 @@ def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
     blocks = len(series.blocks)
     step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
     return StateComparison(
-        series.arm, series.created_utc, series.created_utc, blocks, Decision("same", limits.step, none, CONFIDENCE),
-        baseline_ms=step_ms, candidate_ms=step_ms, same_study=True, emulated=series.emulated,
-    )  # fmt: skip
+        series.arm,
+        series.created_utc,
+        series.created_utc,
+        blocks,
+        Decision("same", limits.step, none, CONFIDENCE),
+        baseline_ms=step_ms,
+        candidate_ms=step_ms,
+        same_study=True,
+        emulated=series.emulated,
+    )
 
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
@@ -208,18 +215,24 @@ def _comparison(
         return _decide(values, limits.step, noisy, confidence, days)
 
     return StateComparison(
-        candidate.arm, baseline.created_utc, candidate.created_utc, min(len(baseline.blocks), len(candidate.blocks)),
-        part(STEP, CONFIDENCE), baseline_ms=median(step_ms), candidate_ms=median(candidate.part_ms[STEP]),
+        candidate.arm,
+        baseline.created_utc,
+        candidate.created_utc,
+        min(len(baseline.blocks), len(candidate.blocks)),
+        part(STEP, CONFIDENCE),
+        baseline_ms=median(step_ms),
+        candidate_ms=median(candidate.part_ms[STEP]),
         parts=[
             Part(name, PARTS[name], median(baseline.part_ms[name]), median(candidate.part_ms[name]), part(name, level))
             for name in parts
         ],
         gates=_gates(baseline, candidate, limits, days),
         slow_blocks=_high_blocks(_PartValues(STEP, step_ms, candidate.part_ms[STEP]), candidate.blocks, limits.step),
-        differences=list(warned), steps=min(baseline.steps or 0, candidate.steps or 0),
+        differences=list(warned),
+        steps=min(baseline.steps or 0, candidate.steps or 0),
         epoch_steps=max(filter(None, (baseline.epoch_steps, candidate.epoch_steps)), default=None),
         emulated=candidate.emulated,
-    )  # fmt: skip
+    )
 
 
 def _high_blocks(sides: _PartValues, blocks: Sequence[int], within: float) -> HighBlocks | None:

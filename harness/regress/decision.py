@@ -88,9 +88,12 @@ def confidence_at(blocks: int) -> float:
 
 
 def decide(
-    logs: Sequence[float], within: float, noise: Sequence[float] = (), confidence: float | None = None,
+    logs: Sequence[float],
+    within: float,
+    noise: Sequence[float] = (),
+    confidence: float | None = None,
     estimate: Callable[[Sequence[float], float], Estimate | None] = from_block_values,
-) -> Decision:  # fmt: skip
+) -> Decision:
     """Decide from ``logs``: log(candidate / baseline), one per block. ``within``: fraction that counts as the same.
 
     ``noise``: log(A/A control / baseline), one per block. ``confidence``: of the interval; None: :func:`confidence_at`
@@ -365,14 +368,26 @@ def _looks_worse(decision: Decision) -> bool:
 
 
 def nothing(
-    name: str, baseline: str, candidate: str, within: float, missing: WhyUndecided, blocks: int = 0,
-    confounds: Sequence[Confound] = (), differences: Sequence[Difference] = (),
-) -> StateComparison:  # fmt: skip
+    name: str,
+    baseline: str,
+    candidate: str,
+    within: float,
+    missing: WhyUndecided,
+    blocks: int = 0,
+    confounds: Sequence[Confound] = (),
+    differences: Sequence[Difference] = (),
+) -> StateComparison:
     """Return a comparison in which nothing can be decided, for the reason ``missing``."""
     return StateComparison(
-        name, baseline, candidate, blocks, replace(decide([], within), why="not compared", more_blocks=None),
-        confounds=list(confounds), differences=list(differences), missing=missing,
-    )  # fmt: skip
+        name,
+        baseline,
+        candidate,
+        blocks,
+        replace(decide([], within), why="not compared", more_blocks=None),
+        confounds=list(confounds),
+        differences=list(differences),
+        missing=missing,
+    )
 
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")

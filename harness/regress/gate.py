@@ -72,9 +72,13 @@ def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> 
 
 
 def _comparison(
-    study: StudyRecord, names: tuple[str, str], by_arm: Mapping[str, Mapping[int, _FinishedRun]],
-    records: Mapping[str, Sequence[RunRecord]], limits: Limits, problems: list[OneSidedProblem],
-) -> StateComparison:  # fmt: skip
+    study: StudyRecord,
+    names: tuple[str, str],
+    by_arm: Mapping[str, Mapping[int, _FinishedRun]],
+    records: Mapping[str, Sequence[RunRecord]],
+    limits: Limits,
+    problems: list[OneSidedProblem],
+) -> StateComparison:
     baseline, candidate = names
     arms = {arm.name: arm for arm in study.arms}
     control = next((arm.name for arm in study.arms if arm.control == "a-a" and arm.of == baseline), "")
@@ -114,18 +118,29 @@ def _comparison(
     own = {block: math.log(_median_ms(other_rounds, [block], STEP)) for block in typical}
     other_work = (c for c in differing if c.kind in OTHER_WORK or (c.kind == "fact" and c.key in OTHER_WORK_FACTS))
     return StateComparison(
-        name, ours_is, theirs_is, len(shared), step,
+        name,
+        ours_is,
+        theirs_is,
+        len(shared),
+        step,
         steps=min(len(side[block].step_ms) for side in ledgers[:2] for block in shared),
-        epoch_steps=max(filter(None, map(epoch_steps, ledgers[:2])), default=None), baseline_ms=baseline_ms,
+        epoch_steps=max(filter(None, map(epoch_steps, ledgers[:2])), default=None),
+        baseline_ms=baseline_ms,
         # Follows from the paired change, because the medians of both sides may differ the other way.
-        candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median), total=total,
+        candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
+        total=total,
         parts=_parts(base_rounds, other_rounds, aa_rounds, shared, limits.step, level),
-        gates=_gates(sides, shared, limits, level), confounds=[*differing, *lead], defaults=[*second.other_defaults],
-        problems=problems, other_work=next(other_work, None), used_lead=next(iter(lead), None),
+        gates=_gates(sides, shared, limits, level),
+        confounds=[*differing, *lead],
+        defaults=[*second.other_defaults],
+        problems=problems,
+        other_work=next(other_work, None),
+        used_lead=next(iter(lead), None),
         slow_blocks=high_blocks(typical, limits.step, own),
-        doubts=tuple(entry for entry in run_doubts(names, ledgers[:2]) if barred([entry], "loss")), alternated=True,
+        doubts=tuple(entry for entry in run_doubts(names, ledgers[:2]) if barred([entry], "loss")),
+        alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
-    )  # fmt: skip
+    )
 
 
 def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list[OneSidedProblem]:
@@ -150,9 +165,11 @@ def _state(arm: ArmRecord) -> str:
 
 
 def _typical(
-    baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds], control: Mapping[int, Rounds] | None = None,
+    baseline: Mapping[int, Rounds],
+    candidate: Mapping[int, Rounds],
+    control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
-) -> dict[int, float]:  # fmt: skip
+) -> dict[int, float]:
     """Return {block: typical_log() of ``part``} for the blocks that both sides finished. ``control``: the A/A runs."""
     logs = {
         block: typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
@@ -166,9 +183,13 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
 
 
 def _parts(
-    baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds], control: Mapping[int, Rounds],
-    blocks: Sequence[int], within: float, level: float,
-) -> list[Part]:  # fmt: skip
+    baseline: Mapping[int, Rounds],
+    candidate: Mapping[int, Rounds],
+    control: Mapping[int, Rounds],
+    blocks: Sequence[int],
+    within: float,
+    level: float,
+) -> list[Part]:
     """Return a decision per noticeable phase and stage; together they hold with confidence ``level`` (Bonferroni)."""
 
     def exposed_ms(stage: str) -> float | None:

@@ -101,9 +101,13 @@ def junit(comparisons: Sequence[StateComparison]) -> bytes:
     """Return JUnit XML, a case per comparison: slower is a failure, not compared an error, undecided skipped."""
     verdicts = ["error" if c.missing is not None else c.verdict for c in comparisons]
     suite = ElementTree.Element(
-        "testsuite", name="harness regress", tests=str(len(comparisons)), failures=str(verdicts.count("slower")),
-        errors=str(verdicts.count("error")), skipped=str(verdicts.count("undecided")),
-    )  # fmt: skip
+        "testsuite",
+        name="harness regress",
+        tests=str(len(comparisons)),
+        failures=str(verdicts.count("slower")),
+        errors=str(verdicts.count("error")),
+        skipped=str(verdicts.count("undecided")),
+    )
     for c, verdict in zip(comparisons, verdicts, strict=True):
         case = ElementTree.SubElement(suite, "testcase", classname="harness.regress", name=c.name)
         if verdict in _JUNIT:

@@ -202,9 +202,16 @@ def with_codes(
         config = fit_config(codes[side], configs[index], defaults, examination.errors[index])
         declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
         records[arm.name] = ArmRecord(
-            arm.name, arm.control, arm.of, declared[-1].declared, config, contest=asked.names[arm.name],
-            code=codes[side], environment=examination.environment, other_defaults=other_defaults,
-        )  # fmt: skip
+            arm.name,
+            arm.control,
+            arm.of,
+            declared[-1].declared,
+            config,
+            contest=asked.names[arm.name],
+            code=codes[side],
+            environment=examination.environment,
+            other_defaults=other_defaults,
+        )
     return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), records
 
 

@@ -227,21 +227,31 @@ def _series(
     ]
     separate = any(arm_record.contest is not None for arm_record in study.arms)
     return BlockSeries(
-        study.scenario, arm, study.created_utc, list(rounds_by_block), part_ms,
+        study.scenario,
+        arm,
+        study.created_utc,
+        list(rounds_by_block),
+        part_ms,
         twin_logs=[round(log, MS_DIGITS) for log in noise_logs if log is not None],
         peak_memory_bytes=[record.peak_memory_bytes for record in records if record.peak_memory_bytes],
         startup_ms=[round(record.startup_ns / 1e6, 1) for record in records if record.startup_ns],
         config={key: value for key, value in flatten(first.config).items() if key != "seed"},
-        environment=dict(first.environment), facts=first.facts.only(FACTS), useful_fraction=useful_fraction(ledgers),
+        environment=dict(first.environment),
+        facts=first.facts.only(FACTS),
+        useful_fraction=useful_fraction(ledgers),
         sm_clock_mhz=median(clocks) if clocks else None,
         other_cpu_cores=mean_over(list(ledgers.values()), lambda ledger: ledger.other_cpu_cores),
-        failed_runs=sum(run.record.status == "failed" for run in group.values()), interleave=first.interleave,
-        arms=len(study.arms) or None, probes=flatten(section(study.scenario_text, "probes")),
-        loss=loss_of(list(ledgers.values())), diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
+        failed_runs=sum(run.record.status == "failed" for run in group.values()),
+        interleave=first.interleave,
+        arms=len(study.arms) or None,
+        probes=flatten(section(study.scenario_text, "probes")),
+        loss=loss_of(list(ledgers.values())),
+        diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
         waiting_share=waiting_share([record.facts for record in records]),
-        steps=min((len(ledger.step_ms) for ledger in ledgers.values()), default=None), epoch_steps=epoch_steps(ledgers),
+        steps=min((len(ledger.step_ms) for ledger in ledgers.values()), default=None),
+        epoch_steps=epoch_steps(ledgers),
         started="one by one" if separate else "together",
-    )  # fmt: skip
+    )
 
 
 STARTUP = "startup"  # name of the startup among the parts of a session

@@ -148,11 +148,16 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     below = max((rate for rate in tried if rate < rates[maybe_lowest[0]]), default=None)
     above = min((rate for rate in tried if rate > rates[maybe_lowest[-1]]), default=None)
     return LearningRateOptimum(
-        math.exp(clipped), None if at_edge == "low" or below is None else _rate(min(low, below)),
-        None if at_edge == "high" or above is None else _rate(max(high, above)), fitted.at(clipped - rates[lowest]),
-        at_edge, fitted.r2, points, None if at_edge == "low" else _rate(low),
+        math.exp(clipped),
+        None if at_edge == "low" or below is None else _rate(min(low, below)),
+        None if at_edge == "high" or above is None else _rate(max(high, above)),
+        fitted.at(clipped - rates[lowest]),
+        at_edge,
+        fitted.r2,
+        points,
+        None if at_edge == "low" else _rate(low),
         None if at_edge == "high" else _rate(high),
-    )  # fmt: skip
+    )
 
 
 def _rate(log: float) -> float | None:

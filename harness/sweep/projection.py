@@ -237,13 +237,17 @@ class HybridStrategy(_ShorterTrainings):
     def stages(self, space: SearchSpace) -> list[TrialStage]:
         return [
             TrialStage(
-                f"rung {place}", rung.trials, self._steps(size, rung.steps), of=f"{size.group}, s = {bracket.s}",
-                group=size.group, overrides=size.overrides,
+                f"rung {place}",
+                rung.trials,
+                self._steps(size, rung.steps),
+                of=f"{size.group}, s = {bracket.s}",
+                group=size.group,
+                overrides=size.overrides,
             )
             for size in self.projects(space).sizes
             for bracket in brackets(self.R, self.eta)
             for place, rung in enumerate(bracket.rungs)
-        ]  # fmt: skip
+        ]
 
     def search(self, space: SearchSpace) -> Trials:
         for size in self.projects(space).sizes:

@@ -62,15 +62,26 @@ def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerC
     """Return the search space from a sweep's records. Every model size has the sweep's steps: others are unused."""
     rates = settings.learning_rate
     return SearchSpace(
-        rates.low, rates.high, tuple(settings.seeds), settings.search_seed, config, lambda _: record.steps,
+        rates.low,
+        rates.high,
+        tuple(settings.seeds),
+        settings.search_seed,
+        config,
+        lambda _: record.steps,
         record.step_tokens,
-    )  # fmt: skip
+    )
 
 
 def _page(
-    record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial], spent: Spending,
-    lines: Sequence[str], pictures: Sequence[str], full_steps: int,
-) -> str:  # fmt: skip
+    record: SweepRecord,
+    settings: SweepConfig,
+    found: SweepFindings,
+    trials: Sequence[Trial],
+    spent: Spending,
+    lines: Sequence[str],
+    pictures: Sequence[str],
+    full_steps: int,
+) -> str:
     parts = [
         f"# Sweep: {safe(record.name)}",
         f"*{safe(settings.question)}*" if settings.question else "",

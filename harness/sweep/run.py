@@ -51,9 +51,13 @@ class SweepRun:
     """One start of a sweep, new or resumed: runs its remaining trials until it ends or is stopped."""
 
     def __init__(
-        self, folder: SweepFolder, record: SweepRecord, settings: SweepConfig, configs: TrialConfigs,
+        self,
+        folder: SweepFolder,
+        record: SweepRecord,
+        settings: SweepConfig,
+        configs: TrialConfigs,
         trial_ended: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open the journal in ``folder``. ``trial_ended``: called each time a trial has ended and is recorded."""
         self._trial_ended = trial_ended
         self._folder, self._record, self._settings, self._configs = folder, record, settings, configs

@@ -246,9 +246,13 @@ class HyperbandStrategy(Config):
 
 
 def hyperband(
-    space: SearchSpace, most_steps: int, eta: int, group: str = "", overrides: JsonObject | None = None,
+    space: SearchSpace,
+    most_steps: int,
+    eta: int,
+    group: str = "",
+    overrides: JsonObject | None = None,
     draw: Draw = "random",
-) -> Trials:  # fmt: skip
+) -> Trials:
     """Yield the plan of each trial of all brackets, and receive it ended. Plans have ``group`` and ``overrides``."""
     for bracket in brackets(most_steps, eta):
         rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")

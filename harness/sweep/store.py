@@ -137,9 +137,10 @@ def _held() -> object:
 
 def _trial(frozen: FrozenTrial) -> Trial:
     facts = {
-        "number": frozen.number, "plan": made_of(TrialPlan, frozen.user_attrs[PLAN]),
+        "number": frozen.number,
+        "plan": made_of(TrialPlan, frozen.user_attrs[PLAN]),
         "milestones": dict(frozen.intermediate_values),
-    }  # fmt: skip
+    }
     if not frozen.state.is_finished():
         return made_of(Trial, facts)
     loss = {} if frozen.values is None else {"loss": frozen.values[0]}

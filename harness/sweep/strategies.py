@@ -136,10 +136,16 @@ def _allowed(space: SearchSpace) -> str:
 SETTINGS: Mapping[str, type[Config]] = {
     get_args(settings.model_fields["name"].annotation)[0]: settings
     for settings in (
-        GridStrategy, GreedyStrategy, EarlyStoppingStrategy, HyperbandStrategy, ModelScalingStrategy,
-        DataScalingStrategy, HybridStrategy, MupStrategy,
+        GridStrategy,
+        GreedyStrategy,
+        EarlyStoppingStrategy,
+        HyperbandStrategy,
+        ModelScalingStrategy,
+        DataScalingStrategy,
+        HybridStrategy,
+        MupStrategy,
     )
-}  # fmt: skip
+}
 NAMES = tuple(SETTINGS)
 OWN = "own"  # the tag of a strategy whose name is MODULE:FUNCTION
 TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}

@@ -204,9 +204,13 @@ class TrialServer:
         return min(BEAT_S, self._limits.silence_s / BEATS_PER_LIMIT)
 
     def train(
-        self, start: TrialStart, log: Path, before_s: float, decide: Callable[[TrialEvent], Order],
+        self,
+        start: TrialStart,
+        log: Path,
+        before_s: float,
+        decide: Callable[[TrialEvent], Order],
         going_on: Callable[[TrialEvent], bool] = lambda _: True,
-    ) -> TrialEvent:  # fmt: skip
+    ) -> TrialEvent:
         """Train one trial in a new process and return its last event.
 
         ``before_s``: seconds of earlier parts. ``decide``: returns the order at a milestone. ``going_on``: False asks

@@ -49,9 +49,13 @@ class Subject:
         return self.test.config
 
     def no_slower_than(
-        self, other: str, within: str | None = None, budget: str = "10m", memory_within: str = "5%",
+        self,
+        other: str,
+        within: str | None = None,
+        budget: str = "10m",
+        memory_within: str = "5%",
         startup_within: str = "20%",
-    ) -> StateComparison:  # fmt: skip
+    ) -> StateComparison:
         """Measure the arm and ``other``, and return the comparison. Fail the test if the arm is slower than allowed.
 
         ``other``: an arm of the same scenario, or "baseline": with ``--harness-base`` (a revision or a folder) the code
@@ -272,11 +276,15 @@ class Subject:
         self.benchmark.name, self.benchmark.fullname = name, full_name
         phases = {phase: fmean(found.mean_ms(phase) or 0.0 for found in arm_rounds) for phase in PHASES}
         self.benchmark.extra_info = {
-            "study": str(folder.path), "arm": arm, "side": "candidate", "verdict": comparison.verdict,
-            "sentence": sentence(comparison), "ledger_ms": phases,
+            "study": str(folder.path),
+            "arm": arm,
+            "side": "candidate",
+            "verdict": comparison.verdict,
+            "sentence": sentence(comparison),
+            "ledger_ms": phases,
             "environment": next(run.record.environment for run in folder.runs() if run.record.arm == arm),
             "emulated": comparison.emulated,
-        }  # fmt: skip
+        }
         self._add_row(_step_ms(arm_rounds))
 
     def _add_row(self, step_ms: Sequence[float]) -> None:

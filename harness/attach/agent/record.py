@@ -24,9 +24,17 @@ from _harness_agent import forks
 from _harness_agent.events import ATTACHED, EVENTS, NOTE, PROCESS, SETTINGS_FILE, SUFFIX, framed
 
 _RESET_IN_CHILD = (
-    "switches", "stages", "loading", "run_queue", "boundaries", "controls", "inspection", "padding", "repeats",
+    "switches",
+    "stages",
+    "loading",
+    "run_queue",
+    "boundaries",
+    "controls",
+    "inspection",
+    "padding",
+    "repeats",
     "on_demand",
-)  # fmt: skip
+)
 SEGMENT_BYTES = 128 << 10, 4 << 20  # least and most bytes of a segment: a step takes some hundred bytes
 
 _folder = ""  # empty: nothing is recorded

@@ -8,5 +8,12 @@ from harness.explain.replay.prediction import Prediction, ReplayValidation
 from harness.scenario.edits import Edits, parse_edits
 
 __all__ = [
-    "Edits", "Prediction", "ReplayValidation", "Replays", "parse_edits", "predict", "replace_data", "unedited_error",
-]  # fmt: skip
+    "Edits",
+    "Prediction",
+    "ReplayValidation",
+    "Replays",
+    "parse_edits",
+    "predict",
+    "replace_data",
+    "unedited_error",
+]

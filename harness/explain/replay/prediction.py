@@ -16,10 +16,22 @@ from harness.explain.statistics import Estimate, from_blocks, holding
 from harness.scenario.edits import Edits
 
 AssumptionKind = Literal[
-    "loader alone", "receive not observed", "hand-over not observed", "device not recorded", "busy not known",
-    "hand-over", "stages inline", "prefetch without workers", "batch size", "device speed",
-    "sync on a synchronous device", "deep queue", "ranks", "shared cores", "side by side",
-]  # fmt: skip
+    "loader alone",
+    "receive not observed",
+    "hand-over not observed",
+    "device not recorded",
+    "busy not known",
+    "hand-over",
+    "stages inline",
+    "prefetch without workers",
+    "batch size",
+    "device speed",
+    "sync on a synchronous device",
+    "deep queue",
+    "ranks",
+    "shared cores",
+    "side by side",
+]
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ReplayGap = Literal[
-    "no run", "no tables", "ranks", "no times", "no measured step", "damaged spans", "no fetch", "too far ahead",
+    "no run",
+    "no tables",
+    "ranks",
+    "no times",
+    "no measured step",
+    "damaged spans",
+    "no fetch",
+    "too far ahead",
     "no shared block",
-]  # fmt: skip
+]
 
 
 class ReplayError(InputError):

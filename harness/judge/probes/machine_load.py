@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 # NVML_CLOCKS_EVENT_REASON_* that slow down a busy card, by bit. Idle (1), application clocks (2), sync boost (0x10) and
 # display clocks (0x100) are settings, not events.
 REASONS = {
-    0x4: "its power limit", 0x8: "a hardware slowdown", 0x20: "its temperature (software)",
-    0x40: "its temperature (hardware)", 0x80: "an external power brake",
-}  # fmt: skip
+    0x4: "its power limit",
+    0x8: "a hardware slowdown",
+    0x20: "its temperature (software)",
+    0x40: "its temperature (hardware)",
+    0x80: "an external power brake",
+}
 IDLE = 0x1
 DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "missed readings"]
 
