@@ -56,6 +56,7 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _days(folder: Path, series: BlockSeries) -> Days:
     """Return the sessions (studies of other days) in the kept baseline of this arm and environment; empty without one.
+
     The sessions show how much results differ between days.
     """
     from harness.regress import baselines
@@ -90,6 +91,7 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     """Print the comparisons as Markdown or JSON; return the exit code of the worst verdict (slower, then undecided).
+
     ``undecided``: exit code if that verdict is undecided.
     """
     from harness.regress import report as regression

@@ -156,6 +156,7 @@ def _wrapped(text: str, head: str) -> list[str]:
 
 def _print(checks: Sequence[Check], scenario: bool = False) -> None:
     """Print the checks and the conclusion: in colour on a terminal with a working colour package, else plain.
+
     ``scenario``: True if a scenario file was checked as well.
     """
     try:

@@ -180,6 +180,7 @@ def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
 
 def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:
     """Return (``declared``, ``config`` without numbers of steps): arms with equal pairs take equally long per step.
+
     ``declared``: what an arm of a scenario of commands sets; {} for other arms.
     """
     return declared, {key: value for key, value in config.items() if key not in _LENGTH}

@@ -113,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     """Run a command with the agent (our recorder) inside it, make a study, and print its first screen (short report).
+
     Return the command's exit code; 1 if it succeeded but no training step was recorded.
     """
     program = _program(arguments.program, command)
@@ -254,6 +255,7 @@ def run_commands(
     plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
 ) -> int:
     """Run ``plan`` into a new study below ``out``/``name`` and print a short report; return the study's exit code.
+
     ``load_check``: check of other processes' load before the runs. ``source``: path of the scenario file, or "".
     """
     from harness.attach.comparison import run_comparison

@@ -93,6 +93,7 @@ def read_llmc_log(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
     """Write losses.csv and evaluations.csv of an llm.c log into the new folder ``out``. Raises InputError if it exists.
+
     Steps count from 0. An evaluation has the number of the last step before it (-1: before training). A step without a
     loss in the log gets no row. HellaSwag scores become ``acc_tokens``.
     """

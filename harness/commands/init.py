@@ -142,6 +142,7 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measures: bool) -> None:
     """Print how long the study is expected to take. Above MOST_S seconds, first rewrite the file with fewer blocks.
+
     ``measures``: True to run a few steps of every arm if no earlier study shows the duration.
     """
     from harness.commands.durations import Duration, expected, how_to_measure, trial

@@ -155,6 +155,7 @@ def _of_commands(
     plan: CommandPlan, source: str, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
 ) -> RegressionResult:
     """Compare --base with --head (two states of the user's repository) by running the commands of ``plan`` in each.
+
     Raises InputError for --arm and --control.
     """
     from harness.regress.states import run_command_states

@@ -52,6 +52,7 @@ def uploader_of(folder: Path, url: str) -> Uploader:
 
 def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verify: bool = False) -> bool:
     """Copy the remaining files, and print the URL or a command for the missing ones. Return True if all were copied.
+
     ``json``: True to print to stderr, as stdout is for JSON. ``verify``: True to read files back and compare.
     """
     print("copying the remaining files", file=sys.stderr)

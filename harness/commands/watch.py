@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def watch(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Show, again and again, where the time of a program under ``harness exec`` went in its last minutes. Returns 0.
+
     Ends with the program or by Ctrl-C. With --once, or if stdout is no terminal and nothing is exported, it prints this
     once.
     """

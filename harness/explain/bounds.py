@@ -75,6 +75,7 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
     """Return {name of device work: kernel time} over the pieces in ``windows``.
+
     A name is left out if one of its pieces has no kernel time."""
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
@@ -130,6 +131,7 @@ class DeviceWork:
 
     def worked_from(self, reading: Reading) -> Int:
         """Return the time (ns) from which the device worked on each piece, as ``reading`` assumes.
+
         A kernel time known from a profile is taken to lie at the end of its piece."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
@@ -152,6 +154,7 @@ class DeviceWork:
 
     def _worked_ns(self, reading: Reading) -> Int:
         """Return the device time of each profiled piece in ns, as ``reading`` assumes.
+
         It is at least the time from the last launch to the end of the piece."""
         lasted = self.ends - self.starts
         worked_ns = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
@@ -189,6 +192,7 @@ class DeviceWork:
     @property
     def launch_bound_open(self) -> Stretches:
         """Time for which it is unknown if the device worked or waited for a launch, in launch-bound pieces only.
+
         Launch-bound: the piece ended with its last launch (see the module)."""
         return self._until_launched(self.launch_bound)
 
@@ -201,6 +205,7 @@ def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
     """Return the work of a run's device. ``attached``: True for a user's program, which may block within any launch.
+
     ``kernel_times``: profiled kernel time by name of work; None if unknown."""
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
@@ -267,6 +272,7 @@ def ended_with_launches(
     starts: Int, ends: Int, launch_ends: Int, least_ns: int = policy.LAUNCH_TAIL_NS
 ) -> NDArray[np.bool_]:
     """True for pieces that launches limited: the piece ended as its last launch ended; times in ns.
+
     The last launch must have ended over ``least_ns`` after the start of the piece."""
     ended = ends - launch_ends <= np.maximum(policy.LAUNCH_TAIL_NS, policy.LAUNCH_TAIL_SHARE * (ends - starts))
     result: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
@@ -281,6 +287,7 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
     """Return {name of device work: share of the steps with this work in which it was launch-bound}, largest first.
+
     ``names``: text of each code in ``work.names``. Names that were never launch-bound are left out."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
@@ -309,6 +316,7 @@ class BoundShares:
     @property
     def bound(self) -> Bound:
         """Name of what limits the step: data, host or launch if the largest of these shares is noticeable.
+
         Otherwise "device or launch", "device" or "balanced"; see the module docstring."""
         if self.loader > policy.LOADERS_BUSY_SHARE and self.data > policy.LIMIT_SHARE_MIN:
             return "data"
@@ -409,6 +417,7 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
     """Return by step the least ns that the device still had to work on a piece when the piece's launch ended, (steps,).
+
     Counts pieces that the device had begun by then; infinite for a step without such a piece."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1

@@ -33,6 +33,7 @@ SAMPLED = "sampled"  # kind of a row: the measured steps of a block during which
 @dataclass(frozen=True)
 class SlowCause:
     """One cause of slow steps of a user's program.
+
     It was seen in a few audited steps (run with extra checks), or counted in all measured steps."""
 
     kind: str
@@ -76,6 +77,7 @@ class SlowCause:
     @property
     def cost_ms(self) -> float | None:
         """Mean cost in ms per measured step; None if unknown.
+
         Unknown: the cause was not timed, or all measured steps have it, so that none shows the time without it."""
         if self.spent_ms:
             return self.step_ms
@@ -133,6 +135,7 @@ def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
 
 def busy_cores(causes: Sequence[SlowCause]) -> float:
     """Return the mean number of cores that the program uses or waits for besides its training thread.
+
     Counts its other threads and its child processes, such as loader workers."""
     cores = [cause.figures["cores"] for cause in causes if cause.kind == BUSY]
     return max(cores) if cores else sum(cause.spent_share for cause in causes if cause.kind == LOCK)

@@ -46,6 +46,7 @@ _LONG_AGO_NS = 2**60  # start of an interval long before a run; sums of times st
 
 class Derived(NamedTuple):
     """Result of :func:`with_derived`: steps table with derived columns.
+
     ``unsplit``: why data costs are unknown, else None."""
 
     table: pa.Table
@@ -58,6 +59,7 @@ def with_derived(
     steps: pa.Table, spans: RunSpans, work: DeviceWork | None, recording: Recording | None = None
 ) -> Derived:
     """Return ``steps`` with its derived columns; unchanged if phases, times of steps, or a fetch's span are missing.
+
     ``work``: None if the device is synchronous. ``recording``: None if the run cannot be replayed."""
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
         return Derived(steps, changed=False, unsplit="no times")
@@ -131,6 +133,7 @@ def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
 
 def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
     """Return True for each batch whose builder recorded its work, (batches,).
+
     ``rows``: row of each batch in ``steps``, or -1."""
     reported = np.zeros(len(rows), dtype=np.bool_)
     reported[spans.stages.batches[(spans.stages.batches >= 0) & (spans.stages.batches < len(rows))]] = True
@@ -161,6 +164,7 @@ def _stages(
     recording: Recording | None,
 ) -> tuple[StageTimes, Split | Unsplit]:
     """Return the time of each stage by where it ran, and what each stage cost, or why the cost is unknown.
+
     ``training``: by step, True if it did nothing but train. ``recording``: None if the run cannot be replayed."""
     waited = union(waits.starts, waits.ends)
     if asynchronous:

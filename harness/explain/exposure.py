@@ -69,6 +69,7 @@ class SyncCall:
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
     """Return data work (ms per measured step) that cost no time, by the kernel or host phase that ran at the same time.
+
     Values are scaled down so that they sum to at most the ledger's hidden time. Empty without measured steps."""
     measured = _measured(run)
     if measured is None:
@@ -94,6 +95,7 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
     """Return the ns of data work of all workers within ``steps``, by the name of what ran at the same time.
+
     ``on_device``: True for kernels. False for the host's phases without fetches, and "other" for time in no phase."""
     stages = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
@@ -132,6 +134,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
         """Return ns by call site, (4, sites), and {kernel: ns by call site after calls while it ran, (sites,)}.
+
         The four: blocked; after the call; of that, device certainly busy; of that, device possibly busy."""
         chosen = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[chosen].astype(np.int64)
@@ -322,6 +325,7 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
 
 def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:
     """Return a function that gives the ms of ``what`` per step of a run; None if not measured in all ``runs``.
+
     "data": read, tokenize and pack. "device": its busy time; if unknown, the forward phase of a synchronous device."""
     if what == "device":
         if all(run.device_busy_ms is not None for run in runs):
@@ -337,6 +341,7 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:
     """Return the slope (ms of step time per ms of work) from dose number ``first`` to the next one, over blocks.
+
     None if in any block the larger dose has no more work."""
     if any(curve.work[first + 1] <= curve.work[first] for curve in curves):
         return None
@@ -477,6 +482,7 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
 
 def _blocks_needed(slope: Estimate) -> int | None:
     """Return the total number of blocks after which ``slope`` would probably decide the :data:`DoseKind`.
+
     None without an interval, or above DOSE_BLOCKS_MAX."""
     if slope.ci_low is None or slope.ci_high is None:
         return None

@@ -151,6 +151,7 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
 
 def used_up_ns(leads: Leads, workers: int) -> float | None:
     """Return the lead (how long batches lie ready before use) that steps used up, in ns per worker; None if unknown.
+
     ``workers``: number that made batches. The last batch of each worker is assumed to use up as much as the others, but
     at most its own lead."""
     lead, idle = leads.lead, leads.idle
@@ -181,6 +182,7 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
 
 def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
     """Return the mean ns from one batch to the next that ``busy`` workers together can sustain; NaN if unknown.
+
     ``pauses``: suspensions of the run, which do not count as time of the workers."""
     timed = np.isfinite(made.ready - made.began)
     if not timed.any():
@@ -202,6 +204,7 @@ class UsedLead(NamedTuple):
 @dataclass(frozen=True)
 class LeadUse:
     """Share of step time saved by using up ready batches: steps were then faster than the loader can sustain.
+
     ``ci_low`` to ``ci_high``: its 95 % interval."""
 
     share: float
@@ -258,6 +261,7 @@ def used_leads(
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
     """Return the share of step time that an arm saved by using up lead; None below MIN_BLOCKS repetitions.
+
     The share is at most what the workers' mean pace (time per batch) explains. ``runs``: used leads by repetition."""
     repetitions = [repetition for run in runs for repetition in run.values()]
     if len(repetitions) < policy.MIN_BLOCKS:
@@ -345,6 +349,7 @@ class MadeBy(NamedTuple):
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
     """Return the worker that is slower than the others in all ``blocks``, beyond chance (rank sums).
+
     None if there is no such worker."""
     made_by = list(blocks)
     medians = [

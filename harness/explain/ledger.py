@@ -146,6 +146,7 @@ class RunLedger:
     @property
     def bound_shares(self) -> BoundShares | None:
         """Shares that determine what limits the step. None unless device idle time, room and data costs are all known.
+
         They are unknown without an asynchronous device."""
         idle, room, wall = self.device_starved_ms, self.device_room_ms, self.mean_step_ms
         waited = self.waited_ms
@@ -190,6 +191,7 @@ def without_split(ledger: RunLedger) -> RunLedger:
 
 class DerivedSteps(NamedTuple):
     """Result of :func:`derived_steps`. ``table``: None if the run has no steps, as recorded if it has no spans.
+
     The other fields are those of :class:`harness.explain.derived.Derived`."""
 
     table: pa.Table | None
@@ -201,6 +203,7 @@ class DerivedSteps(NamedTuple):
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
     """Return the steps table of ``run`` with derived columns, computed once.
+
     Without spans, the table is as recorded; without steps, it is None."""
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
@@ -300,6 +303,7 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
     """Return the mean data cost in ms per replayed measured step, under each reading of the record but the likely one.
+
     ``otherwise``: ns, (readings, steps). Empty if it is None."""
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
@@ -308,6 +312,7 @@ def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple
 
 def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float | None:
     """Return how many ms longer the fetches of a step could take at almost no cost (``bounds.room_ns``).
+
     None with a synchronous device, or if device work or fetches were not recorded."""
     if not run.record.facts.asynchronous or np.isnan(column(steps, "device_slack_ns")[measured]).all():
         return None
@@ -331,6 +336,7 @@ def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
     """Return the lead that each repetition used up (``RunLedger.used_leads``).
+
     Empty if the device is synchronous and batches are made inline, or if spans or times of steps are missing."""
     facts = run.record.facts
     workers = loader_workers(run)
@@ -346,6 +352,7 @@ def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:
     """Return {name of device work: share of the measured steps with this work in which it was launch-bound}.
+
     Spans are read only if the steps table shows launch-bound time; otherwise the result is empty."""
     if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
         return {}
@@ -511,6 +518,7 @@ def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, flo
 
 def per_step_of(blocks: Blocks, name: Counted) -> float | None:
     """Return the tokens of a measured step, mean over all runs; None if a run did not count them.
+
     ``name``: "tokens" (all positions, padding included) or "trained_tokens" (positions with a label)."""
     totals: list[float | None] = [getattr(run, name) for run in blocks.values()]
     if any(total is None for total in totals) or not totals:

@@ -80,6 +80,7 @@ class GroupGain:
 
 def rank_steps(run: RunData) -> RankSteps | None:
     """Return the measured steps of one rank of a CPU program under ``harness exec``.
+
     None for other runs, for a program with one rank, and without CPU times."""
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
@@ -100,6 +101,7 @@ def rank_steps(run: RunData) -> RankSteps | None:
 
 def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
     """Return two arrays of the ns by step that the main thread was off a core: in backward passes, in other phases.
+
     Fetches do not count. ``starts``: start of each step in ns. None if CPU times or starts are unknown."""
     spans = spans_of(run)
     phases = spans.phases
@@ -127,6 +129,7 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
 
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
     """Return what the ranks of a program would gain without data work. ``steps``: by rank (an arm each), then by block.
+
     None with one rank, without common steps, or if step times differ so much that ranks do not wait each step."""
     if len(steps) < 2:
         return None
@@ -176,6 +179,7 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
     """Return measured / edited step time if fetch times change as by ``edit``.
+
     The interval covers the least and the most time for which ranks may have waited for one another."""
     readings: list[Estimate] = []
     for saved_ns in (_saved, _saved_at_least, _saved_at_most):
@@ -325,6 +329,7 @@ def _other(run: RunData, number: int) -> RunData:
 
 def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
     """Return the measured steps of rank ``number``; None without a table.
+
     ``hidden``: True if it is not recorded when the rank was ready for the exchange; ``arrival`` is then NaN."""
     table = derived_steps(run).table
     if table is None or not len(table):
@@ -358,6 +363,7 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
     """Return {part of a step before the exchange of gradients: ns by step}. ``phases``: ns by step of each phase.
+
     The wait for data is split by stage if that is known, else it is "fetch"."""
     within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
     split = not any(np.isnan(times).all() for times in within.values())
@@ -449,6 +455,7 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 def _beyond(slow: Float, other: Float) -> Float:
     """Return by how much each of ``slow`` exceeds the equally ranked value (shortest with shortest, ...) of ``other``.
+
     Both have the same length. The result is in the order of ``slow``."""
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)

@@ -84,6 +84,7 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
     """True for spans [start, end) that overlap the stretches ``inside``, (spans,).
+
     An empty span counts if it lies in a stretch, but not at its start."""
     touching: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
@@ -288,6 +289,7 @@ def loader_workers(run: RunData) -> int:
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
     """Return the spans of the first rank.
+
     ``batches``: parts of the spans table with :data:`COLUMNS`, freed after reading."""
     names: dict[str, int] = {}
     kinds = {kind: _Growing() for kind in KINDS}

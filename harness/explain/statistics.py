@@ -59,6 +59,7 @@ class Estimate:
 
 def estimate(values: Values) -> Estimate | None:
     """Return the median over blocks, with its interval, of each block's sum of amounts / sum of denominators.
+
     ``values``: {block: {repetition: (amount, denominator)}}, such as tokens and seconds. None if no block has both sums
     above 0."""
     return from_blocks(
@@ -105,6 +106,7 @@ def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
     """Return median and interval of exp(value); ``logs``: one value per block. None if ``logs`` is empty.
+
     See :func:`from_block_values`."""
     log_estimate = from_block_values(logs, confidence, alike)
     if log_estimate is None:
@@ -185,6 +187,7 @@ class Likeness:
 
     def widening(self, blocks: int) -> float:
         """Return the factor (1 or more) by which an interval over ``blocks`` blocks widens, as blocks are correlated.
+
         The factor is the root of the mean of the variance factors of all correlations, weighted by
         :attr:`probabilities`."""
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))

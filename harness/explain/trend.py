@@ -99,6 +99,7 @@ def _edges(bins: Float) -> tuple[float, float]:
 
 def _slope(values: Float) -> tuple[float, float, float]:
     """Return (slope, low, high) of ``values``: change from one value to the next, median with 95 % interval.
+
     Median of all pairwise slopes: Theil 1950. Interval: Sen 1968."""
     n = len(values)
     earlier, later = np.triu_indices(n, 1)

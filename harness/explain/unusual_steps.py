@@ -52,6 +52,7 @@ def longest_phases(
     phases: Sequence[str], phase_ns: Callable[[str], Array], counted: NDArray[np.bool_] | None = None
 ) -> Places:
     """Return for each step the index of the phase that is furthest above its median; NO_PHASE if none was measured.
+
     ``phase_ns``: function that returns a phase's time in each step. ``counted``: steps to return (None: all); the
     medians are then those of the other steps."""
     excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
@@ -73,6 +74,7 @@ def without_long(wall_ns: Array) -> Array:
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
     """Return a summary of the steps longer than :data:`LONG_STEP_FACTOR` x ``typical_ms``; None if no or all steps are.
+
     ``longest``: for each step, the index (in ``phases``) of the phase that is furthest above its median
     (:func:`longest_phases`)."""
     long = step_ms > policy.LONG_STEP_FACTOR * typical_ms
@@ -150,6 +152,7 @@ def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
 
 def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
     """Return ``runs``; if they have more than :data:`KINDS_STEPS_DRAWN` steps in all, about as many random ones.
+
     ``of``: number of steps of all runs. The result still has one array per run. Steps are random, because every n-th
     step might be of one kind."""
     if of <= policy.KINDS_STEPS_DRAWN:
@@ -160,6 +163,7 @@ def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
 
 def _split(ordered: Array) -> tuple[float, float]:
     """Return (lower median, upper median) of the two groups of sorted values with the least scatter within groups.
+
     Each group has at least the share :data:`KIND_SHARE_MIN` of the values."""
     n = len(ordered)
     sums = np.cumsum(ordered)
@@ -178,6 +182,7 @@ def _centres(logs: Array, middle: float) -> tuple[float, float] | None:
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
     """Return True if both kinds, fast and slow, have :data:`KIND_RUNS_MIN` or more runs that are nearly equal.
+
     ``typical``: median log step time of each run. ``middle``, ``way``: midpoint and distance of both kinds, in log step
     time. Runs of one kind may differ by :data:`KIND_RUNS_SPREAD` x ``way``."""
     kinds = [[median for median in typical if (median > middle) == above] for above in (False, True)]
@@ -319,6 +324,7 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
 
 def costly_until(values: Array) -> tuple[int, int] | None:
     """Return the (first, last) position in ``values``, a phase's time by step, of steps with a cost that has ended.
+
     None if there is no such cost, or if too few steps follow to exclude that it comes again."""
     excess = _excess(values) if len(values) else values
     if not excess.any():

@@ -173,6 +173,7 @@ class IdleTime(NamedTuple):
 
 def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
     """Return what the main thread did at each time, as an index into CAUSES; of nested spans, the innermost counts.
+
     While it waits for a batch, the cause is the stage that this batch is in, or "transfer" between stages. ``stages``:
     must not overlap within a batch. ``during``: only activities that overlap these times are returned; None: all."""
     stages = of_known_batches(stages, waits)
@@ -231,6 +232,7 @@ def _batches_between(
     waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
 ) -> tuple[BatchWaits, StageSpans]:
     """Return waits and stages of the batches from the first to the last awaited between ``since_ns`` and ``until_ns``.
+
     The returned batches have new numbers, which begin at 0."""
     chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
     low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)

@@ -107,6 +107,7 @@ class ProgramPart:
 @dataclass(frozen=True)
 class Wall:
     """Where the time of a program run by ``harness exec`` goes: parts of its mean step, and parts of the whole program.
+
     :func:`wall` makes it."""
 
     steps: int  # measured steps and steps with an evaluation
@@ -155,6 +156,7 @@ class _Block:
 
 class _Placed(NamedTuple):
     """Milliseconds per step by phase, without waits for a core, which are a phase of their own.
+
     ``blocked``: time within each phase, after these waits are taken out, in which the main thread used no core."""
 
     phases: Mapping[str, float]
@@ -213,6 +215,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
     """Return the places of lines of code that certainly spent at least half of their time in rare long steps.
+
     ``long_ms``: time outside of all phases by which rare long steps exceed typical steps, summed over all steps."""
     spent_ms: dict[str, float] = {}
     for cause in causes:
@@ -224,6 +227,7 @@ def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
     """Return the line of code with most of the evaluations' time.
+
     :data:`EVALUATION` if no line has the share :data:`EVALUATED_SHARE_MIN` of this time."""
     causes = [cause for cause in slow_causes(facts) if cause.kind == EVALUATION]
     most = max(causes, key=lambda cause: cause.spent_ms, default=None)
@@ -280,6 +284,7 @@ def _summed(
 
 def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str, float]) -> tuple[SlowCause, ...]:
     """Return ``causes`` with shorter times, as in ``wall``: without the main thread's waits for a core.
+
     ``phase_ms``: ms per step of each phase by the clock, which includes these waits."""
     part_ms = {_Key(part.kind, part.name): part.ms.median for part in wall.parts}
     clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
@@ -330,6 +335,7 @@ def _belongs_to_line(
     key: _Key, means: Mapping[_Key, Estimate], places: Mapping[_Key, SlowCause], unnamed: set[_Key]
 ) -> bool:
     """Return True if garbage collections ``key`` count as time of the line that triggered them.
+
     True if this line is a part of its own, does not call the model, and takes at least as long as its collections."""
     line = _Key("code", key.name)
     if line not in means or line in unnamed:
@@ -374,6 +380,7 @@ def _named(
     placed: _Placed, run: RunData, ledger: RunLedger, causes: Sequence[SlowCause], excess: Mapping[str, float]
 ) -> _Parts:
     """Return {part of a step: ms per step}. ``placed``: times of the phases without waits for a core.
+
     ``excess``: ms per step, averaged over all steps, by which rare long steps exceed typical ones, by phase."""
     facts = run.record.facts
     step_ms = sum(ledger.phase_ms.values())
@@ -416,6 +423,7 @@ def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> floa
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
     """Move time off a core in ``parts`` to waits for other ranks (if there are any), or for threads that hold a lock.
+
     ``blocked``: this time in ms per step, by phase. Nothing moves if the program uses an asynchronous device."""
     if facts.asynchronous:
         return
@@ -470,6 +478,7 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
 
 def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
     """Return by how many ms per step rare long steps exceed typical ones, by phase except "fetch".
+
     Averaged over all measured steps; empty if no step is long, or if long steps are not rare."""
     names = [f"{phase}_ns" for phase in PHASES if phase != "fetch"]
     steps = run.step_columns(["wall_ns", "warmup", *names])

@@ -170,6 +170,7 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
     """Yield replays of ``arm`` with the loader of each other arm that differs from ``arm`` only in its data path.
+
     The loader's times come from the data-only control of its arm; an arm without this control is left out."""
     data_only = {
         str(group[0].record.of): group
@@ -203,6 +204,7 @@ def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> d
 
 def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceCost]]:
     """Return each change of these runs' settings that may help: (edit, cost), as ("workers=2", "processes").
+
     Cost: what the user has to spend or change."""
     config, facts = runs[0].record.config, runs[0].record.facts
     workers = int(lookup_number(config, "data.workers", 0))
@@ -236,6 +238,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
     """Return the doubt for which the prediction of ``one`` is not recommended; None if there is no such doubt.
+
     ``contradicted``: True if an arm that already has this change measured otherwise."""
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
@@ -245,6 +248,7 @@ def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
     """Return why the effect of more workers cannot be predicted; None if it can.
+
     None, too, if removing all data work would gain at most ``least`` (a fraction). ``own``: runs of the arm."""
     bar = bar_of(parse_edits([f"workers={max(ADVISED_WORKERS[0], 2 * replays.workers)}"]), own, replays)
     if bar is None or not clears(replays.predict(without_stages(STAGES)).speedup, least):

@@ -42,6 +42,7 @@ Outcome = Literal["holds", "does not hold", "not measurable"]
 @dataclass(frozen=True)
 class RunUse:
     """Shares of the step (0 to 1) and cores in use, by part of :data:`PARTS`, of one run; :func:`use_of` makes it.
+
     ``cores`` is empty without CPU times. ``all_cores``: of all processes of the run; None if they were not sampled, are
     on several machines, or live too short for the sampler (``data.tokenize: processes``)."""
 
@@ -179,6 +180,7 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
 
 def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
     """Return the use of an arm: medians over ``uses``, one per run (not empty); for ``ranks`` the maximum.
+
     A figure that no run measured is None; a part that no run measured is absent from ``shares`` or ``cores``."""
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
@@ -213,6 +215,7 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
     """Return the kind of a scenario's claim that gives a figure and its own bounds (keys ``figure``, ``from``, ``to``).
+
     None if the figure is unknown, or if the bounds or the arms are malformed."""
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
@@ -284,6 +287,7 @@ def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, Ru
 
 def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return how far from 1 the intervals of arm / A/A control reach, the widest of ``controls``.
+
     None if no control has an interval."""
     ratios = [from_blocks([math.log(candidate / base) for base, candidate in pairs]) for pairs in controls]
     return max((reach for ratio in ratios if ratio is not None and (reach := ratio.distance) is not None), default=None)

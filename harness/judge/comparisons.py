@@ -104,12 +104,14 @@ class Measured:
     @property
     def measured_per_step(self) -> float | None:
         """Candidate / baseline of tokens per step, in the tokens (trained, or all) that :attr:`measure` counts.
+
         None if ``measure`` is steps per second."""
         ratios = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
         return ratios.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
         """True if the intervals of two speed ratios overlap, once widened by a fraction.
+
         The fraction is the noise floor, or :data:`WITNESSES_WITHIN` if that is larger."""
         floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
@@ -162,6 +164,7 @@ def compare(
     few_blocks: RemedyKind = "more blocks",
 ) -> Measured | Missing:
     """Return all ratios and the verdict of one comparison, from ledgers alone; Missing if there is nothing to compare.
+
     ``comparisons``: number in the study; all verdicts together have a 5 % chance of any error. ``allowance``: declared
     noise floor, a fraction, used if no A/A control shows it. ``few_blocks``: remedy to report."""
     baseline_runs, candidate_runs = arms.get(baseline, {}), arms.get(candidate, {})
@@ -324,6 +327,7 @@ def run_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
     """Return (cores used by other processes, all cores of the machine); None if either was not recorded.
+
     ``sides``: runs of each arm. The first value is a median over an arm's blocks, for the arm with the larger one."""
     runs = [[*blocks.values()] for blocks in sides]
     others_by_side = [[run.other_cpu_cores for run in side if run.other_cpu_cores is not None] for side in runs]
@@ -346,6 +350,7 @@ def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind
 
 def used_share(blocks: Blocks) -> float:
     """Return by which share of a step an arm may have been faster than it can sustain, as it used up ready batches.
+
     Upper end of the 95 % interval; 0 if it is not certain that ready batches were used up, or if the share is small."""
     use = arm_lead(blocks)
     return use.ci_high if use is not None and use.is_worth_saying else 0.0
@@ -353,6 +358,7 @@ def used_share(blocks: Blocks) -> float:
 
 def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
     """Return how similar neighbouring blocks are (their correlation), estimated from log speed ratios by block.
+
     Ratios: each arm / ``baseline``, and each A/A control / its arm. None if ``baseline`` has no runs."""
     if not arms.get(baseline):
         return None
@@ -365,6 +371,7 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
     """Return how many times as fast the steps of ``arm`` (``blocks``) are with ideal data, from its ideal-data control.
+
     Absent without a control, or if its steps have more or fewer token positions (padding included) than those of
     ``arm``. ``alike``: from :func:`alike_blocks`."""
     control = controls.get("ideal-data", arm)
@@ -400,6 +407,7 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
     """Return the speed ratio candidate / baseline of both data-only controls; Absent if it is unknown.
+
     In token positions per second, padding included, or in steps per second if tokens were not counted."""
     base_runs, candidate_runs = controls.get("data-only", baseline), controls.get("data-only", candidate)
     ratio = speed(base_runs, candidate_runs, tokens_per_s) or speed(base_runs, candidate_runs, steps_per_s)
@@ -428,6 +436,7 @@ def _same_again(
 
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
     """Return the noise floor of an arm that is in no comparison: by its A/A control, else ``allowance``.
+
     ``allowance``: noise floor that the scenario declares, a fraction, or None."""
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:

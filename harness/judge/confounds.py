@@ -174,6 +174,7 @@ def confounds(
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
     """Return a confound if an arm's use of batches that were ready ahead of time may explain the arms' difference.
+
     ``shares``: by which share of a step this made (baseline, candidate) faster. ``effect``: the difference, a fraction,
     with any sign."""
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
@@ -220,6 +221,7 @@ def _decides_batches(key: str) -> bool:
 
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
     """Return the section around ``key`` that is None in one configuration; None if there is no such section.
+
     An arm that declares one key of this section thereby also gets the section's other keys."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next(
@@ -298,6 +300,7 @@ def useful_fraction(blocks: Blocks) -> float | None:
 
 def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
     """Return a confound if tokens per step differ although no setting that decides the batches does.
+
     Tokens per step may differ, for example, if an arm with more workers begins to measure at a later batch."""
     for base, compared in _pairs(baseline, candidate):
         first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)

@@ -70,6 +70,7 @@ def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
     """Return each arm's data path, compared with the scenario's ``isolated_baseline`` arm; empty without this key.
+
     ``compared``: function that compares (baseline, arm) as the study compares its arms."""
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
@@ -79,6 +80,7 @@ def data_paths(
 
 def _baseline_of(arm: str, named: str, arms: Sequence[str]) -> str:
     """Return the arm ``named`` with the matrix values of ``arm``: for ``x@point`` it is ``named@point``.
+
     Returns ``named`` itself if there is no such arm."""
     _, at, point = arm.partition("@")
     with_point = f"{named}{at}{point}"
@@ -309,6 +311,7 @@ def _is_weak(batch: float, ranks: float) -> bool | None:
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
     """Return (tokens, seconds, loss), each an array with one value per step, warm-up steps included.
+
     None if the run did not finish, or if any value is unknown or any loss is not finite."""
     if run.record.status != "done":
         return None

@@ -94,6 +94,7 @@ class ArmMeasurement:
     @property
     def plain_s(self) -> tuple[float, ...]:
         """Seconds of each step after start-up and before step :attr:`checkpoint`, in order.
+
         Without step 0, and without the first ``unsettled`` steps, whose batches were built during start-up."""
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
@@ -101,6 +102,7 @@ class ArmMeasurement:
     @property
     def drift(self) -> float | None:
         """Ratio (median of the last third of :attr:`plain_s`) / (median of all seconds before it).
+
         None unless Kendall's test finds a trend, and the ratio is further from 1 than :data:`DRIFT_MIN`."""
         steps_s = without_long(np.array(self.plain_s))
         count = len(steps_s)
@@ -115,6 +117,7 @@ class ArmMeasurement:
     @property
     def _settled_s(self) -> tuple[float, ...]:
         """Seconds of those :attr:`plain_s` that predict later steps: the last third if step times drift, else all.
+
         All, too, if some steps are long: the last third may have too many long steps, or none."""
         has_long = len(without_long(np.array(self.plain_s))) < len(self.plain_s)
         return self.plain_s if has_long or self.drift is None else self.plain_s[-(len(self.plain_s) // 3) :]
@@ -138,6 +141,7 @@ class ArmMeasurement:
     @property
     def recurring_s(self) -> tuple[float, ...]:
         """Seconds of each settled step from the first one that is not long: start-up causes long steps before it.
+
         Long: above :data:`COSTED_LONG_RATIO` x the median step."""
         usual_s = COSTED_LONG_RATIO * self.step.likely
         settled_s = self._settled_s
@@ -175,12 +179,14 @@ class ArmMeasurement:
     @property
     def evaluation_pass(self) -> Spread:
         """Seconds of one pass over held-out data; all zero if no pass was measured.
+
         Expected: the last pass, because the first one also builds data. Worst case: the slowest pass."""
         return _last_and_slowest(self.passes_s)
 
     @property
     def answering_pass(self) -> Spread:
         """Seconds of one pass over multiple-choice questions; all zero if no pass was measured.
+
         Expected: the last pass. Worst case: the slowest pass."""
         return _last_and_slowest(self.answers_s)
 
@@ -240,6 +246,7 @@ def training_work(
     steps: int, evaluates: bool, evaluate_every: int | None, save_every: int | None, save_every_s: float | None
 ) -> ArmWork:
     """Return the work of a training of ``steps`` steps, with a checkpoint and, if it ``evaluates``, a pass at its end.
+
     ``evaluate_every``, ``save_every``: steps; ``save_every_s``: seconds in between; None: not due by this measure."""
     return ArmWork(
         steps,
@@ -455,6 +462,7 @@ class PredictedCost:
 
     def left_s(self, done: float) -> float:
         """Return the expected seconds left when the share ``done`` (0 to 1) is done; 0 if all is.
+
         Of a training, start-up and end count in full, because a resumed training has both again."""
         total = self.total.likely
         fixed_s = sum_of(arm.startup + arm.ending for arm in self.arms).likely if self.of == "training" else 0.0
@@ -467,6 +475,7 @@ class PredictedCost:
     @property
     def error(self) -> float | None:
         """Error of the prediction, a fraction: (``spent_s`` - ``measuring_s``) / predicted seconds - 1.
+
         None unless the training or study ran to its end."""
         likely = self.total.likely
         return (self.spent_s - self.measuring_s) / likely - 1 if self.standing == "done" and likely else None

@@ -51,6 +51,7 @@ Remedy = Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
 
 class Rule(NamedTuple):
     """Rule for one kind of cause: which parts of a step it includes, and how to remedy them.
+
     ``remedy``: function that takes the largest part, the arm and its advice, and returns the remedy."""
 
     kind: DiagnosisKind
@@ -67,6 +68,7 @@ def saves(part: StepPart) -> bool:
 
 def evaluates(part: StepPart) -> bool:
     """True for an evaluation. True, too, for a line of code that calls torch modules, with most time in few long steps.
+
     Calls that belong to the training's forward pass are no such parts."""
     return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
 
@@ -82,6 +84,7 @@ def computes(part: StepPart) -> bool:
 
 def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
     """Return the remedy for waits for data. ``part``: the part of these waits that takes longest.
+
     ``advice``: predicted effects of settings; None if unknown."""
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
@@ -310,6 +313,7 @@ def _above_noise(one: Diagnosis, arm: ArmReport) -> bool:
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
     """Return the parts of a step that belong to ``rule``, and their sum in ms per step; None if no part does.
+
     ``but``: places of lines of code to leave out, because another diagnosis covers them."""
     parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
@@ -324,6 +328,7 @@ def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> 
 
 def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> list[_KindCost]:
     """Return ``costs`` with the waits for other ranks that any rank's data work causes moved to the cost of data.
+
     ``group``: estimated gain of the program if no rank had data work."""
     by_kind = {cost.rule.kind: cost for cost in costs}
     data, waits = by_kind.get("input-bound"), by_kind.get("synchronization-bound")
@@ -342,6 +347,7 @@ def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> l
 
 def _with_exchange(finding: Diagnosis, exchange_ms: float) -> Diagnosis:
     """Return ``finding``; if it is a wait for other ranks, and mostly their exchange, with remedy "less exchange".
+
     ``exchange_ms``: ms per step for which all ranks are blocked outside of their fetches."""
     is_exchange = 0 < exchange_ms >= policy.EXCHANGE_SHARE_MIN * finding.ms.median
     return replace(finding, remedy="less exchange") if finding.remedy == "other ranks" and is_exchange else finding
@@ -349,6 +355,7 @@ def _with_exchange(finding: Diagnosis, exchange_ms: float) -> Diagnosis:
 
 def _least_share(one: Diagnosis) -> float:
     """Return the smallest share of a step (0 to 1) from which on ``one`` is reported.
+
     This share is larger for time of unknown cause, and for waits that are mostly the hand-over of batches."""
     if one.kind == "unknown":
         return policy.DIAGNOSED_SHARE_MIN
@@ -426,6 +433,7 @@ def _holder(arm: ArmReport) -> SlowCause | None:
 
 def _phase_of(part: StepPart) -> str:
     """Return the phase that takes longer in the steps in which ``part`` occurs; "" if there is no such phase.
+
     :data:`WHOLE_STEP` for parts that may occur in any phase."""
     match part.kind:
         case "data":

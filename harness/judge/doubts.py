@@ -92,6 +92,7 @@ class Doubt:
 @dataclass(frozen=True)
 class DoubtRule:
     """Properties of one kind of doubt: when it applies, which claims it bars, and what settles it.
+
     The most important kind comes first in :data:`RULES`."""
 
     kind: DoubtKind
@@ -205,6 +206,7 @@ def core_doubts(waiting: float, *arms: str) -> Iterator[Doubt]:
 @dataclass(frozen=True)
 class Unseen:
     """Time of a program run by ``harness exec`` that no timer explains; means over blocks.
+
     Shares (0 to 1) are of the time of the measured steps, unless a field says otherwise."""
 
     blocked: float = 0.0  # time blocked outside of all timers, mostly at ``place``
@@ -226,6 +228,7 @@ class Unseen:
 
     def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
         """Return the doubts that this unexplained time raises, most important first. ``arm``: its name, or "".
+
         ``recorded``: True if the device's work was recorded; an asynchronous device then only raises the doubt "one
         stream"."""
         arms = (arm,) if arm else ()
@@ -249,6 +252,7 @@ class Unseen:
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:
     """Return the share of time (0 to 1) in which the main thread was ready but had no core, the mean over runs.
+
     None if no run recorded it: only programs run by ``harness exec`` do."""
     shares = [run.waiting_share for run in facts if run.waiting_share is not None]
     return sum(shares) / len(shares) if shares else None
@@ -284,6 +288,7 @@ def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
 
 def _place(facts: Sequence[RunFacts], blocked: float) -> str | None:
     """Return the line of code that explains at least half of the blocked time; else the place that the agent noted.
+
     Agent: the part of the harness in the program. None if neither is known. ``blocked``: share of time (0 to 1) blocked
     outside of all timers."""
     sampled = [cause for cause in slow_causes(facts) if cause.kind == CODE and not cause.phase and cause.place]
@@ -424,6 +429,7 @@ def _lead(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> Iterator[StudyProblem]:
     """Yield a problem for each arm that was faster than it can sustain, as it used up batches made ahead of time.
+
     If an arm has the problem, its A/A control yields none."""
     uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
     affected = {name for name, use in uses.items() if use is not None and use.is_worth_saying}

@@ -191,6 +191,7 @@ def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
     """Return the curves of the evaluated arms, and their comparisons; None if no arm was evaluated.
+
     ``one_training``: True if the blocks of an arm are parts of one training, which then has one curve."""
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(

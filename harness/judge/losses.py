@@ -97,6 +97,7 @@ def compare_losses(
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
     """Return (baseline, candidate): share of rows that were trained before, among the first rows of each run.
+
     The number of rows is the same for all runs. None if the shares agree or were not recorded."""
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
@@ -116,6 +117,7 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
     """Return (baseline, other) for each common block: mean losses over the last steps that both runs trained.
+
     Only common steps count, because arms may have different numbers of warm-up steps."""
     pairs = (
         at_common_steps(baseline[block].losses, other[block].losses)
@@ -158,6 +160,7 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
     """Return the ``pairs`` (baseline, candidate), one per block, whose losses clearly differ; each is judged by itself.
+
     The difference must exceed the share :data:`LOSSES_CLEARLY_APART`, and :data:`LOSSES_BEYOND_CONTROL` x the largest
     one between baseline and A/A ``control``. Empty without a control."""
     far = [
@@ -237,6 +240,7 @@ def learned(
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
     """Return the median number of steps that runs took to the target loss. ``first``: of each run; None: not reached.
+
     None if half of the runs or more never reached it. The interval is given only if all runs did."""
     if all(count is not None for count in first):
         return from_amounts([float(count) for count in first if count is not None])

@@ -135,6 +135,7 @@ def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 def is_serial(serial: float | None, least: float) -> bool:
     """True if the speed-up ``serial`` (from :func:`serial_speedup`) hardly gains anything; False if it is None.
+
     Hardly: at most the fraction ``least``, or :data:`REPLAY_ERROR_MAX` if that is larger."""
     return serial is not None and serial - 1 <= max(least, REPLAY_ERROR_MAX)
 
@@ -146,6 +147,7 @@ def clears(speedup: Estimate, least: float) -> bool:
 
 def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | None, least: float) -> bool:
     """Return True if an arm's measurement contradicts the prediction: neither interval includes the other's median.
+
     ``serial`` (:func:`serial_speedup`) extends the predicted range. False without both intervals. ``least``: fraction
     by which measurements of the same program may differ."""
     if measured is None or None in (measured.ci_low, measured.ci_high, predicted.ci_low, predicted.ci_high):
@@ -381,6 +383,7 @@ def _data_replaced(
     names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
 ) -> PredictedRatio | Absent:
     """Return the speed ratio candidate / baseline that a replay predicts, in the unit of ``measured``, or Absent.
+
     The replay takes the baseline's steps, and the loader's times from the candidate's data-only control."""
     baseline, candidate = names
     if (reason := _not_replayable(names, runs)) is not None:

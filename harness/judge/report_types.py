@@ -98,6 +98,7 @@ class ModelSpeed:
 @dataclass(frozen=True)
 class ArmExplained:
     """Calls that block, slowdown injections and replays of an arm.
+
     Fields by replay are None if no replay is possible, fields by a control if the arm has no such control."""
 
     syncs: tuple[SyncCall, ...] = ()
@@ -198,6 +199,7 @@ class ArmReport:
     @property
     def waiting(self) -> float:
         """Share of the step (0 to 1) that the main thread waited for a core.
+
         The larger of two values: the sum of such :attr:`parts`, and the recorded mean over runs."""
         waits = sum(part.share for part in self.parts if part.kind == "core")
         return waits if self.unseen is None else max(waits, self.unseen.waiting)

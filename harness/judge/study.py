@@ -103,6 +103,7 @@ def analyse(
     study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = lambda _: None
 ) -> StudyReport:
     """Return the report on ``runs``, which may be only a part of the study's runs.
+
     ``while_whole``: function that is called with each run before its tables are dropped from memory."""
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
@@ -180,6 +181,7 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
     """Return which claim an entry of the scenario makes: the name of a predefined one, or the kind by its own bounds.
+
     None if its bounds are malformed, or if only a later version knows it."""
     if "figure" in one:
         return own_kind(one)
@@ -231,6 +233,7 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
 
 def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
     """Return True if the division of an arm's waits among stages is valid.
+
     The division is valid if no block was divided by replay, or if the unedited replay matches the runs."""
     if not any(ledger.split_by_replay for ledger in blocks.values()):
         return True
@@ -257,6 +260,7 @@ def _advice(
 
 def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
     """Return the smallest change (a fraction) that any comparison with ``baseline`` could have detected.
+
     None unless every comparison with it found no difference."""
     ratios = [comparison.measured for comparison in compared if comparison.baseline == baseline]
     if not ratios or any(measured.verdict != "none" for measured in ratios):
@@ -266,6 +270,7 @@ def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
     """Return the comparison of the arms ``names`` (baseline, candidate); Missing, with the reason, if there is none.
+
     All parts of the report use it, so that their verdicts follow the same rules."""
     return compare(
         *names,
@@ -443,6 +448,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
 
 def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
     """Return {kind of device work: share of all measured steps in which it was launch-bound}.
+
     Launch-bound: the device ends when the host ends launching, so the device may have waited for launches."""
     names = dict.fromkeys(name for run in runs for name in run.launch_bound)
     steps = sum(len(run.step_ms) for run in runs)
@@ -512,6 +518,7 @@ def arm_doubts(
 
 def _enough_steps(base: Blocks, other: Blocks) -> int:
     """Return how many steps per block would show the lasting cost if costs change: :data:`HORIZON_EPOCHS` epochs.
+
     At least :data:`HORIZON_TIMES` x the measured steps, also if the length of an epoch is unknown."""
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
     epochs = [epoch for blocks in (base, other) if (epoch := epoch_steps(blocks)) is not None]
@@ -520,6 +527,7 @@ def _enough_steps(base: Blocks, other: Blocks) -> int:
 
 def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
     """Return all doubts about a comparison, most important first: those of its verdict, and others.
+
     The others: one for each undeclared difference of the arms, ceilings that disagree, and drift."""
     m = c.measured
     entries = [*m.doubts]

@@ -248,6 +248,7 @@ def _spread(one: Estimate | None) -> float | None:
 
 def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
     """Return the estimated total of blocks that would find a difference, or exclude one of :data:`COARSE_RESOLUTION`.
+
     None if over BLOCKS_ASKED_MAX or not known yet. Interval and floor shrink as Student's quantile / sqrt(blocks)."""
     if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
         return None
@@ -325,6 +326,7 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
     """Return the number of blocks whose ratio is beyond ``steps`` by more than half of ``apart``, in log ratios.
+
     ``steps``: median speed ratio over blocks. ``apart``: log (ratio by total time / ``steps``), whose sign is the
     direction that counts."""
     logs = [
@@ -337,6 +339,7 @@ def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float,
 @dataclass(frozen=True)
 class _Times:
     """Number of steps and their times for each run of one arm.
+
     Warm-up steps between measured ones are included, with the run's median time unless they are longer than a bound."""
 
     steps: NDArray[np.float64]
@@ -378,6 +381,7 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
     """Return log(last / first) of the step time of ``run``, over repetitions that both runs have; positive: slower.
+
     With one common repetition, the log of the second half / first half of the steps of ``run``. None without a common
     repetition, or if both halves are too short."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))

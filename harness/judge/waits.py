@@ -85,6 +85,7 @@ def _two_kinds(shares: Sequence[float], middle: float) -> bool:
 
 def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
     """Return the median of ``speeds`` (speed ratios by block) over blocks that wait longer, and over the others.
+
     None if ``uneven`` is None (all blocks wait alike), or if ``speeds`` has only one of both kinds."""
     if uneven is None:
         return None
@@ -231,6 +232,7 @@ StageFigure = Literal[
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
     """Return {stage or phase: mean ms per step} of the ledger's figure ``name``, such as "hidden_ms".
+
     All means are over the same runs, so that they add up."""
     measured = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
     means = {}

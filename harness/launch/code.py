@@ -146,6 +146,7 @@ class Examined:
 
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
     """Ask a process of a state of the code for its environment, default configuration and errors for ``configs``.
+
     Raises InputError if it cannot be imported within ``timeout_s`` seconds, or is imported from elsewhere.
     """
     try:

@@ -206,6 +206,7 @@ class RunProcess:
 
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
         """Wait for the message ``event`` and return it. Raises RunFailed if another one comes, or none in time.
+
         ``steps``: most steps before it, for all of which a run without heartbeats may be silent.
         """
         assert self._channel is not None

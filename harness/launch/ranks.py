@@ -124,6 +124,7 @@ class OtherRanks:
 
     def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
         """Ask the launcher for the ranks ``numbers`` of other machines (``meet``), and wait until all have connected.
+
         ``port``: rank 0's port for torch. Raises RankFailedError if some do not connect in time.
         """
         missing = set(numbers)

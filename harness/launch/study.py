@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 class Outcome(NamedTuple):
     """Folder of a study that was run, and its status: done, failed (at least one run), interrupted, or submitted.
+
     ``cut``: what ran when the time limit ended it. ``in_queue``: True if its jobs continue.
     """
 

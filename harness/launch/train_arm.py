@@ -84,6 +84,7 @@ def only_arm(plan: Plan) -> Arm:
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
     """Return ``config`` with its learning-rate schedule as long as the training, unless it is constant or has a length.
+
     Raises InputError if that length is unknown (epochs), or not longer than the rate's warm-up.
     """
     optimizer = config.optimizer

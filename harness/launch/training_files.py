@@ -170,6 +170,7 @@ def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
     """Return the rows of the CSV table at ``path``, each ``made`` from its cells, without an incomplete last one.
+
     ``older``: earlier header. Raises InputError if the file cannot be read, has another header, or a refused row.
     """
     try:

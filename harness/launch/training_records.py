@@ -36,6 +36,7 @@ class TrainingRecords:
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
         """Return the training's record: a study of one arm with a block for each part, of which ``resume`` adds one.
+
         Raises InputError if the study in the folder trains another arm.
         """
         environment = environment_of([self.config])

@@ -347,6 +347,7 @@ def _may_go(name: str, here: Collection[str]) -> bool:
 
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, reason why it cannot be copied, or "") for every file in ``folder`` but temporary ones and locks.
+
     Links are followed into each folder once, so that cyclic links end.
     """
     linked: set[str] = set()

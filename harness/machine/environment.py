@@ -66,6 +66,7 @@ def checkout_fingerprint(folder: Path) -> str:
 
 def record_environment(checkout: Path = Path(__file__).parent) -> JsonObject:
     """Return facts of this machine and installation, and the commit of the folder ``checkout``, as JSON. null: unknown.
+
     Imports no package and reads no host name. Other revisions call it by name (``harness.launch.protocol``).
     """
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())

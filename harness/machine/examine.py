@@ -53,6 +53,7 @@ class Examination:
         self, threads: int | None, needs: Needs | None = None, fit: Callable[[], Iterable[Check]] = tuple
     ) -> list[Check]:
         """Wait for the readings and return all lines, in the order of display. A failed reading gives a warning line.
+
         ``threads``: number for the check of this CPU's profile; None: torch's. ``needs``: a scenario's needs; ``fit``:
         returns the checks of whether it fits here.
         """

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 class Look(Generic[T]):
     """Reading that starts in a daemon thread when it is created. It may take ``limit_s`` seconds from its creation.
+
     :meth:`result` waits for the rest of this time.
     """
 

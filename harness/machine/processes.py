@@ -104,6 +104,7 @@ def children(pid: int, root: Path = ROOT) -> list[int]:
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
     """Return {process id: role} of the ranks 1 and up that process ``pid`` started, and of all their descendants.
+
     Roles: ``rank-1`` for rank 1, ``rank-1-child-0`` for its first descendant.
     """
     roles: dict[int, str] = {}
@@ -205,6 +206,7 @@ if sys.stdin.read() != "end":
 
 class Keeper:
     """Helper process that kills marked processes once this process has ended, whatever the reason.
+
     :func:`trainer.lifetime.die_with_parent` covers only our own children, and no suspended processes.
     """
 

@@ -107,6 +107,7 @@ def key_of_commands(document: Document) -> str | None:
 
 def read_merged(path: Path, what: str = "a scenario", needs: str = "name, question and arms") -> Document:
     """Return the document of ``path``, merged over the files that it extends, dotted keys nested, with its marks.
+
     ``what``, ``needs``: kind of file and its required keys, for messages. Raises InputError for an unreadable file or a
     cycle.
     """

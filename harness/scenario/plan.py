@@ -118,6 +118,7 @@ class Plan:
 
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
     """Return all runs of ``scenario``, which load_scenario has checked. ``source``: path of its file, for errors.
+
     ``arms``: glob patterns for arms, with or without matrix point; empty: all arms. Selected arms keep their controls.
     A comparison stays if both of its arms are selected. An arm that needs a Python module that is not installed is left
     out. Raises InputError for a pattern that matches no arm, if no arm is left, or for more than MAX_ARMS.

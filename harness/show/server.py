@@ -101,6 +101,7 @@ def online_link(trace: Path) -> str:
 
 class TraceServer(ThreadingHTTPServer):
     """HTTP server on loopback, which starts when constructed. ``origin``: website whose pages may read the answers.
+
     ``served``: set once a last route was sent. ``routes`` may be set later. InputError if the port is taken.
     """
 

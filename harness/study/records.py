@@ -297,6 +297,7 @@ class RunRecord:
 @dataclass(frozen=True)
 class CodeRecord:
     """A state of the code that an arm runs: ``folder`` has harness/ and trainer/, ``python`` is the interpreter.
+
     ``directory``: working directory of its runs, with the user's own code; None: as the launcher. ``path``: further
     folders that its runs import the user's code from.
     """

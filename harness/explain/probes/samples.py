@@ -107,6 +107,7 @@ class StackRow(TypedDict):
 @dataclass(frozen=True)
 class Share:
     """Share (0 to 1) of a place's samples with one function or stack, and Wilson's 95 % interval.
+
     The interval assumes independent samples."""
 
     name: str
@@ -149,6 +150,7 @@ class StackReport:
     @property
     def tokenization(self) -> tuple[Place, ...]:
         """Tokenization in the main thread and in loader workers, in this order.
+
         Each of the two is listed only if these threads have more samples in it than in any other phase or stage."""
         places = []
         for threads in (MAIN, WORKERS):
@@ -180,6 +182,7 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
     """Count sampled stacks by the phase or stage that ran.
+
     A sample in the recorder of the ledger (our own code) counts for the function that called the recorder."""
     clock = clock_of(samples)
     native = facts.native

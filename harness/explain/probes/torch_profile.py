@@ -70,6 +70,7 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
 
 def _innermost(begins: Integers, stops: Integers) -> Integers:
     """Return for each event the index of the event around it, or -1. Events are in order of start.
+
     Around an event is the last earlier one that began with one open (begun, not ended) event fewer."""
     depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # number of open events
     around = np.full(len(begins), -1, dtype=np.int64)
@@ -107,6 +108,7 @@ _IDS = ("correlation", "external_id")
 @dataclass(frozen=True)
 class Operator:
     """Calls of one operator in one process, host time in ms.
+
     ``calls`` and ``total_ms`` leave out calls directly inside a call of the same operator."""
 
     name: str
@@ -146,6 +148,7 @@ class ProfiledOperators:
 @dataclass(frozen=True)
 class Events:
     """All events of a profile as numpy columns, one row per event; times in ns.
+
     ``category``, ``name`` and ``role`` are indices into ``categories``, ``names`` and ``roles``."""
 
     category: Integers
@@ -331,6 +334,7 @@ class MemoryTimeline:
 
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
     """Return a timeline per process and device with memory events: main first, devices before the CPU.
+
     ``windows``: [start_ns, end_ns, first step, last step] of each profiled window."""
     import pyarrow as pa
 
@@ -364,6 +368,7 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
 
 def _sums(size: Integers, file: Integers) -> Integers:
     """Return inclusive running sums of ``size`` (bytes), separately for each file.
+
     ``file``: number of each row's profile."""
     sums = np.cumsum(size)
     _, first, place = np.unique(file, return_index=True, return_inverse=True)
@@ -478,6 +483,7 @@ def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
     """Return the complete profiles, the windows they belong to, and the gaps: cut profiles, windows without a profile.
+
     A profile is complete if it has a mark of each step of its window. Profiles of loader workers are always kept.
     Without ``windows`` all are kept."""
     import pyarrow.compute as pc

@@ -274,6 +274,7 @@ DATA, SYNC = "data", "sync"
 @dataclass(frozen=True)
 class Removal:
     """Saving if one part of the step were removed: ms per step, and step time / step time without it.
+
     Medians over blocks."""
 
     kind: PartKind
@@ -361,6 +362,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
     """Return ``likely`` with intervals widened to include the medians and intervals of ``others``.
+
     ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open)."""
     result = []
     for removal in likely:
@@ -440,6 +442,7 @@ class Split:
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     """Return each stage's cost by step, or why replay cannot show it.
+
     ``waits_ns``: wait for data by step. On a synchronous device, the costs of a step sum to it."""
     if recording.device_not_recorded:
         return "device not recorded"
@@ -502,6 +505,7 @@ def _kept(delays: Array, repetition: Int) -> Array:
 
 def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
     """Return the wait of each step divided among stages in whole ns, (steps, stages).
+
     Over each group of steps, stages get time in proportion to ``shares``. ``group``: number of each step's group."""
     parts = np.zeros_like(shares)
     for number in np.unique(group):

@@ -161,6 +161,7 @@ def _estimated(
     seen: Seen, ahead: int, default: float, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
     """Return what :func:`handed_over` does, from waits alone. ``ahead``: number of batches in flight.
+
     ``default``: ns to assume for a hand-over if none was observed."""
     waited = seen.handed_over - seen.wait_start
     latency = np.maximum(0.0, seen.handed_over - seen.last)
@@ -209,6 +210,7 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return for each position the index of the last known value at or before it, or of the first known value after it.
+
     ``known``: True for positions with a known value. If there is none, each position has its own index."""
     if not known.any():
         return np.arange(len(known))
@@ -259,6 +261,7 @@ def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
     """Return ``values`` with each NaN replaced by the nearest value of a measured step, or by ``most`` if that is less.
+
     ``default`` replaces NaN if fewer than HANDOVERS_SEEN_MIN values of measured steps are known."""
     observed = ~np.isnan(values)
     lenders = observed & measured

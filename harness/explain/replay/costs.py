@@ -61,6 +61,7 @@ ALONE = Stretch()
 
 def stretch(demand: Demand, step_ns: float) -> Stretch:
     """Return the factors by which CPU work takes longer in a step of ``step_ns`` ns; 1 with cores for all threads.
+
     The factors and the threads' shares of the cores depend on each other, so they are found by iteration."""
     current = Stretch()
     if not demand.scarce or step_ns <= 0:
@@ -85,6 +86,7 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
 
 def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
     """Return durations ``wall`` with the CPU part stretched by the second factor of ``stretch`` instead of the first.
+
     ``cpu``: CPU time without contention. ``wall`` includes this time, stretched by the first factor."""
     then, now = stretch
     return wall if then == now else wall + np.minimum(wall, cpu * then) * (now / then - 1)
@@ -92,6 +94,7 @@ def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
 
 def _expected(wanting: int, others: int, share: float, cores: int) -> float:
     """Return the mean slowdown on shared cores: E[max(1, (wanting + k) / cores)], k ~ Binomial(others, share).
+
     ``wanting``: threads that certainly want a core. ``others``: threads that want one for ``share`` (0 to 1) of the
     time."""
     others = max(0, others)
@@ -159,6 +162,7 @@ def _combined(values: Array, scale: float) -> Array:
 
 def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
     """Return by name the ns of each batch besides its stages, with ``workers_now`` workers (0: inline).
+
     These are the recorded costs. If the loader changes between inline and workers, they are derived or assumed."""
     recorded, workers_then = recording.batches, recording.workers
     nothing, after = np.zeros(len(recorded)), recording.transport.after_ms * 1e6
@@ -176,6 +180,7 @@ def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
 
 def _transferred(parts: dict[str, Array], change: StageEdit, *, inline: bool) -> dict[str, Array]:
     """Return the costs in ``parts`` under a change of the transfer stage, for the worker and for the main thread.
+
     ``inline``: True without workers: ``change`` then applies to ``receive``, else to ``handover``; other parts scale
     alike."""
     if change == UNCHANGED:

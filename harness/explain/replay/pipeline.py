@@ -59,6 +59,7 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
     """Return those of ``steps`` whose batches form whole rounds (a batch of each worker), spread evenly over the run.
+
     All ``steps`` if there are fewer than TAPE_ROUNDS_MIN rounds. ``ordinals``: positions of ``steps`` in the whole run.
     ``workers_then``, ``workers_now``: number of workers as recorded, and edited. ``fetches``: batches per step."""
     cycle = math.lcm(workers_then, workers_now)
@@ -220,6 +221,7 @@ def _costs(
     exact: bool,
 ) -> tuple[Array, float]:
     """Return :attr:`Pipeline.costs` and the mean CPU time (ns) to build a batch; cached if all is as recorded.
+
     Results of other edits are not cached, because they would fill the memory."""
 
     def make() -> tuple[Array, float]:
@@ -295,6 +297,7 @@ def _steps(
 
 def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the start positions on the tape at which the largest number of steps meet a recorded step of their class.
+
     ``order``: class of each replayed step. ``classes``: class of each step on the tape."""
     alike = np.zeros(len(classes), dtype=np.int64)
     for step, number in enumerate(order):
@@ -306,6 +309,7 @@ def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
     """Return True for each step at whose end the host must wait for the device, because no blocking call makes it wait.
+
     These are the steps before a pause, and where measured steps begin or end. False for all if ``edits`` keep the
     blocking calls of phase sync, or none was recorded."""
     events = [event for step_class in recording.classes for event in step_class.events]
@@ -328,6 +332,7 @@ def _program(
     merged: bool,
 ) -> tuple[Program, float]:
     """Return the program of class ``number`` under ``edits``, and the main thread's mean CPU time (ns) per step of it.
+
     ``scale``: edited / recorded batch size. ``stretch``: contention factors of the main thread: (in the recording,
     now)."""
     step_class = recording.classes[number]
@@ -367,6 +372,7 @@ def _program(
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
     """Add the wait of the setting ``compute.sync: late``: after its launches, a step waits for the step before.
+
     It waits until the device has computed the gradient norm of that step."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
@@ -384,6 +390,7 @@ def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the indices of the members of class ``number`` that are on the tape, and their positions on it.
+
     If none is on the tape: all members, at evenly spaced positions. ``members``: number of members."""
     rows = recording.classes[number].steps
     if members != len(rows):
@@ -413,6 +420,7 @@ def _device_factor(event: Event, edits: Edits, scale: float) -> float:
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
     """Return wall and CPU time (ns) of a host event under ``edits``. ``scale``: edited / recorded batch size.
+
     Forward, backward and optimizer of a synchronous device are device time, and change with its speed."""
     factor = 1.0
     if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):

@@ -89,12 +89,14 @@ class Replays:
     @property
     def unequal(self) -> bool:
         """True if one worker made far more batches than an equal share.
+
         Replay then cannot predict other numbers of workers."""
         return any(run.recording.batches.makers.unequal for run in self._runs)
 
     @property
     def slow_worker(self) -> SlowWorker | None:
         """Worker that was slower than the others in all runs; None if there is none.
+
         With such a worker, replay cannot predict other numbers of workers."""
         return slow_worker(_made_by(run.recording.batches) for run in self._runs)
 
@@ -110,6 +112,7 @@ class Replays:
 
     def has_cores_for(self, workers: int) -> bool:
         """True if the main thread and ``workers`` workers have a core each.
+
         True too if the workers' CPU time fits on the cores that the main thread leaves."""
         first = self._runs[0].recording
         wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
@@ -134,6 +137,7 @@ class Replays:
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
         """True if ``step_ms`` (ms) is only possible if workers' waits off a core overlap in time.
+
         With fewer workers than recorded, waits of over half a step suffice."""
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
@@ -156,6 +160,7 @@ class Replays:
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
         """Return the predicted step time if each run had been fed by the loader of the data run of its block.
+
         Raises ReplayError if no block has runs of both kinds."""
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
@@ -243,6 +248,7 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 def _in_order(recording: Recording) -> Simulated | None:
     """Return the replay in the recorded order, if workers fill their queue during other work (such as an evaluation).
+
     None if they do not, or for a run of over PREDICTED_STEPS_MAX measured steps: predictions then draw steps."""
     if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
@@ -327,6 +333,7 @@ def _either(edited: int | None, recorded: int) -> int:
 
 def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch]:
     """Return the unedited replay of drawn steps, and the contention at its step time.
+
     ``offsets`` (replicates, 1): start positions of the draws, from 0 to below 1."""
     pipeline = build(recording, Edits())
     result = simulate(pipeline, offsets)
@@ -335,6 +342,7 @@ def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
     """Return the prediction from one replay per block.
+
     Its intervals also include the figures scaled by measured / unedited replayed step time."""
 
     def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:

@@ -146,6 +146,7 @@ class Prediction:
     @property
     def gain(self) -> Estimate:
         """Unedited / edited replayed step time: the speedup by the edits, without the error of the replay.
+
         Its interval is that of ``speedup`` (measured / predicted step time), extended to include this median."""
         change = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert change is not None
@@ -164,6 +165,7 @@ class Prediction:
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
     """Return ``likely`` with intervals widened to include the medians and intervals of ``others``.
+
     ``others``: the same runs under the other :data:`READINGS` (assumptions about what a recording leaves open)."""
     if not others:
         return likely

@@ -192,6 +192,7 @@ def _walk(
     phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> list[tuple[int, int, Phase | Launch | Sync, bool]]:
     """Return (time, order at equal times, row, closes) of all starts, and of all ends of phases but fetches.
+
     ``closes``: True for such an end. Of entries with equal times, the lowest order comes first."""
     walk: list[tuple[int, int, Phase | Launch | Sync, bool]] = []
     for phase in phases:

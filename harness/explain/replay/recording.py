@@ -187,6 +187,7 @@ class Recording:
     @cached_property
     def fills_its_queue(self) -> bool:
         """True if workers made batches while the loop did other work than training, such as an evaluation.
+
         That work was in a step, or in a pause of over SUSPENDED_NS_MIN."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
         return self.workers > 0 and (self.held_up or any(paused > policy.SUSPENDED_NS_MIN for paused in paused_ns))
@@ -217,6 +218,7 @@ class Recording:
 
 def record(run: RunData) -> Recording:
     """Return the input of a replay of ``run``, computed once, of at most its first REPLAYED_STEPS_MAX measured steps.
+
     Raises ReplayError if the run cannot be replayed."""
     result = run.once("recording", lambda: _record(run))
     if isinstance(result, ReplayError):
@@ -353,6 +355,7 @@ def _rows(run: RunData, until_ns: int) -> tuple[list[Phase], DeviceWork, list[Sy
 
 def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
     """Return the samples per batch in measured steps: the rounded mean, at least 1; 1 if unknown.
+
     ``table``: the steps. ``step_of``: row of the step of each fetch."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -378,6 +381,7 @@ def _drawn_ns(spans: RunSpans, count: int) -> Array:
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
     """Return the pieces of device ``work`` in order of launch, as ``reading`` assumes.
+
     A piece during whose launching the host only waited becomes two: until the launching ended, and the rest."""
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
@@ -395,6 +399,7 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
     """Return each :data:`Reading` that differs from "likely" in over OPEN_DEVICE_SHARE of the time outside of fetches.
+
     ``wall_ns``, ``fetch_ns``: total time of the steps, and of their fetches."""
     least_ns = policy.OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     candidates: tuple[Reading, ...] = ("waiting", "working", "blocking")
@@ -427,6 +432,7 @@ def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int,
 
 def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None]]:
     """Return (name, start ns, end ns, CPU ns or None if not measured) of each span in ``some``.
+
     ``spans``: has the names."""
     columns = (some.names.tolist(), some.starts.tolist(), some.ends.tolist(), some.cpu_ns.tolist())
     return [
@@ -445,6 +451,7 @@ def _resumes(
     ahead: int,
 ) -> dict[int, Resume]:
     """Return the loader's state at the first step and at every step that began after a pause of the loop, by step.
+
     ``paused``: these steps. ``suspended``: True if the run was suspended before the step. ``ahead``: batches in
     flight."""
     known_ns = [worked for worked in built.worked_ns if worked is not None]
@@ -469,6 +476,7 @@ def _resumes(
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
     """Return the extra host time (ns) of steps with other work than training, by the number of the step after each.
+
     Extra: beyond the mean of measured steps of the class. Left out unless over HELD_WORK_SHARE of that mean. ``held``:
     True for steps with other work."""
     extra_ns: dict[int, float] = {}

@@ -58,6 +58,7 @@ Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 class _Built:
     """A batch in flight in all replicates and ranks: costs and ``end`` of its last stage (ns).
+
     ``unpacked``: True where an earlier fetch unpacked it; None: nowhere."""
 
     __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
@@ -164,6 +165,7 @@ class _Loop:
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
         """Return {program: iterator over the durations of each of its steps} for ``steps``.
+
         A step takes the durations of its own position on the tape, or of the next position with a step of its class."""
         durations = {}
         numbers = self.p.step_program[steps]
@@ -276,6 +278,7 @@ class _Loop:
 
     def _account(self, all_of: _Fetched) -> None:
         """Add the fetches' waits to ``waits``, split by the stage that the awaited batch was in.
+
         Only the part in which the device was idle counts, if the device is asynchronous."""
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
@@ -357,6 +360,7 @@ def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
     """Return a simulation for each of ``makes``, repeated until its contention factors agree with its step time.
+
     ``then``: factors of the first simulation. ``account``: as in :func:`simulate`."""
     stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)

@@ -100,6 +100,7 @@ def _crossing(
     key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
 ) -> Crossing:
     """Return, by bisection, the value between two neighbours from which tokenization matters, or no longer matters.
+
     ``low``, ``high``: the neighbours, (number, text). ``before``: True if it matters at ``low``. ``matters``: takes the
     text of a value, and returns True if tokenization matters there (costs over CROSSING_SHARE of the step)."""
     lower, upper = low[0], high[0]

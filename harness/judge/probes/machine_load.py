@@ -182,6 +182,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return (mask of steps, mask of energy readings) for repetitions that have a reading after their last step began.
+
     ``t_ns``: times of the readings (CLOCK_MONOTONIC)."""
     repetitions, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
@@ -260,6 +261,7 @@ class HostFinding:
 @dataclass(frozen=True)
 class RoleLoad:
     """Load by all processes of one role (such as "loaders") in an arm's runs; rates per second of the measured steps.
+
     None: the kernel does not report this figure."""
 
     role: str

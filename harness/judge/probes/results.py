@@ -89,6 +89,7 @@ def with_device_busy(
 
 def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
     """Return ``found`` with what limits the steps of its arms: "device or launch" is replaced where a probe decided.
+
     ``bounds``: by arm, number of blocks by what limits their steps."""
     if isinstance(found, NotCompared):
         return found

@@ -112,6 +112,7 @@ def submit_study(
 
 def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, wait: bool = True) -> Outcome:
     """Submit each block of the study with a missing run, unless a job in the queue will run it, and ``wait`` for all.
+
     Raises InputError if the study cannot be resumed, or if the queue cannot be read.
     """
     folder = StudyFolder(path)

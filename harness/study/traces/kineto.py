@@ -201,6 +201,7 @@ _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, Ar
 
 def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: str = "main") -> pa.Table:
     """Read a torch.profiler trace, plain or gzipped, as a table of its duration and memory events.
+
     ``realtime_minus_monotonic_ns`` makes ``start_ns`` CLOCK_MONOTONIC. ``role``: of the process; work on a device has
     the role ``device``. Raises InputError if the file is missing, truncated or no trace.
     """

@@ -79,6 +79,7 @@ def mark_number(frame: str) -> int | None:
 
 def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
     """Fit the offset of the other clock from sorted ``samples``: (ns, number of the mark in the stack or None).
+
     ``marks[k]``: start and end of mark k, CLOCK_MONOTONIC. Raises InputError if no mark was sampled.
     """
     intervals = list(_edges(samples, marks))
@@ -183,6 +184,7 @@ def read_events(source: Path | bytes) -> list[StackEvent]:
 
 def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
     """Return the changes of all threads' stacks in order of time, and {(pid, pthread id): (system id, name)}.
+
     ``roots``: folders that :func:`shorten` cuts off paths. Raises InputError if begin and end events do not match.
     """
     threads: Threads = {}
@@ -301,6 +303,7 @@ def clock_of(samples: pa.Table) -> FittedClock:
 
 def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
     """Return (stack, time in us until which it holds) for each thread and sample, grouped by thread, in order of time.
+
     ``metronome``: process ids, as in :func:`_begins`. A thread that did not change in a sample has the same stack
     again; with ``held`` (py-spy's --gil) it has no row.
     """
