@@ -57,7 +57,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--otlp",
         metavar="URL",
-        help="send metrics, findings (events) and two steps of each look (traces) to this OpenTelemetry receiver "
+        help="send metrics, findings (events) and two steps of each block (traces) to this OpenTelemetry receiver "
         "(OTLP over HTTP), such as http://localhost:4318",
     )
     parser.add_argument("--prometheus", type=int, metavar="PORT", help="serve metrics on loopback for Prometheus")
@@ -73,8 +73,10 @@ def checked_export(arguments: argparse.Namespace, command: str) -> list[str]:
     if arguments.prometheus is not None:
         if not 1 <= arguments.prometheus <= 65535:
             raise InputError(f"{command}: --prometheus {arguments.prometheus}: allowed: 1 to 65535")
+        from harness.show.server import LOOPBACK
+
         try:
-            socket.create_server(("127.0.0.1", arguments.prometheus)).close()
+            socket.create_server((LOOPBACK, arguments.prometheus)).close()
         except OSError as error:
             raise InputError(f"{command}: --prometheus {arguments.prometheus}: {error.strerror}") from error
         options += ["--prometheus", str(arguments.prometheus)]

@@ -9,10 +9,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +21,7 @@ from trainer.errors import InputError, visible, visible_lines
 
 if TYPE_CHECKING:
     from harness.attach.live import RecordedProgram
-    from harness.judge.report_types import StudyReport
-    from harness.study.run_data import Minute, RunData
-    from harness.study.store import StudyFolder
+    from harness.show.metrics import Recent
 
 EVERY_S = 10.0
 LEAST_EVERY_S = 1.0
@@ -109,31 +106,7 @@ def _program(target: str | None, ended: threading.Event) -> RecordedProgram | No
                 return None
 
 
-class Recent:
-    """The study of a program's last minutes, and its analysis when it is first asked for."""
-
-    def __init__(self, study: StudyFolder) -> None:
-        self.study = study
-
-    @cached_property
-    def runs(self) -> list[RunData]:
-        return list(self.study.runs())
-
-    @cached_property
-    def report(self) -> StudyReport:
-        from harness.show.build import report_of
-
-        return report_of(self.study, self.study.read_study(), self.runs)[0]
-
-    @cached_property
-    def minutes(self) -> Mapping[str, Sequence[Minute]]:
-        from harness.study.run_data import read_history
-
-        history = read_history(self.study.path)
-        return {} if history is None else history.minutes
-
-
-View = Callable[[Recent | None], None]  # called with each look; None: no step was recorded yet
+View = Callable[["Recent | None"], None]  # called with each look; None: no step was recorded yet
 
 
 @contextmanager
@@ -255,6 +228,7 @@ def _lines(program: RecordedProgram, recent: Recent | None) -> list[str]:
 def _recent(program: RecordedProgram) -> Iterator[Recent | None]:
     """Yield the study of the program's last minutes, which is removed afterwards; None if no step was recorded."""
     from harness.attach.live import recent_study
+    from harness.show.metrics import Recent
     from harness.study.store import StudyFolder
 
     with tempfile.TemporaryDirectory(prefix="harness-watch-") as name:

@@ -12,17 +12,21 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from harness.show.build import report_of
 from harness.show.text.findings import TITLES, diagnosis_text
+from harness.study.run_data import read_history
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from harness.judge.report_types import ArmReport, Diagnosis, StudyReport
     from harness.study.run_data import Minute, RunData
+    from harness.study.store import StudyFolder
 
 NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.exporter.prometheus")
 INSTALL = "pip install 'llm-training-harness[export]'"
@@ -59,28 +63,32 @@ class SampledSpan(NamedTuple):
     attributes: Mapping[str, str | int] | None = None
 
 
-class LastMinutes(Protocol):
-    """What was measured in the last minutes of a running training."""
+class Recent:
+    """The study of a program's last minutes, and its analysis when it is first asked for."""
 
-    @property
-    def report(self) -> StudyReport: ...
+    def __init__(self, study: StudyFolder) -> None:
+        self.study = study
 
-    @property
-    def minutes(self) -> Mapping[str, Sequence[Minute]]: ...
+    @cached_property
+    def runs(self) -> list[RunData]:
+        return list(self.study.runs())
 
-    @property
-    def runs(self) -> Sequence[RunData]: ...
+    @cached_property
+    def report(self) -> StudyReport:
+        return report_of(self.study, self.study.read_study(), self.runs)[0]
+
+    @cached_property
+    def minutes(self) -> Mapping[str, Sequence[Minute]]:
+        history = read_history(self.study.path)
+        return {} if history is None else history.minutes
 
 
-def values(recent: LastMinutes) -> Iterator[Value]:
+def values(recent: Recent) -> Iterator[Value]:
     """Yield the current value of each metric, in the units of METRICS."""
-    last: dict[str, int] = {}
     for arm in recent.report.arms:
         yield from _of_arm(arm)
-    for run in recent.runs:
-        if (steps := run.step_columns(["step"])) is not None and len(steps):
-            last[run.record.arm] = steps["step"][-1].as_py() + 1
-    for name, count in last.items():
+    counts = {run.record.arm: _last(run, "step") + 1 for run in recent.runs if run.step_count}  # by its last block
+    for name, count in counts.items():
         yield Value("harness.steps", count, {"arm": name})
     for name, minutes in recent.minutes.items():
         readings = [minute.memory_bytes for minute in minutes if minute.memory_bytes is not None]
@@ -104,6 +112,13 @@ def _of_arm(arm: ArmReport) -> Iterator[Value]:
         yield Value("harness.finding.duration", diagnosis.ms.median / 1e3, place)
         if diagnosis.saving is not None:
             yield Value("harness.finding.speedup", diagnosis.saving.median, place)
+
+
+def _last(run: RunData, name: str) -> int:
+    """Return the column ``name`` of the run's last step."""
+    steps = run.step_columns([name])
+    assert steps is not None
+    return int(steps[name][-1].as_py())
 
 
 def sampled_steps(run: RunData, after_ns: int) -> list[SampledSpan]:
@@ -172,7 +187,7 @@ class Exporter:
 
         return lambda _: [Observation(one.value, dict(one.attributes)) for one in self._values if one.metric == name]
 
-    def update(self, recent: LastMinutes) -> str | None:
+    def update(self, recent: Recent) -> str | None:
         """Export what was measured since the last look. Return why the collector did not get it, or None.
 
         While it still waits for the collector's last answer, the metrics of a look are left out.
@@ -223,9 +238,9 @@ class Exporter:
                 sent.end(span.end_ns + to_utc_ns)
                 around.append((span, sent))
         for run in runs:
-            if (starts := run.step_columns(["start_ns"])) is not None and len(starts):
-                last_ns = max(starts["start_ns"].to_pylist())
-                self._seen_ns[run.record.arm] = max(last_ns, self._seen_ns.get(run.record.arm, 0))
+            if run.step_count:
+                arm = run.record.arm
+                self._seen_ns[arm] = max(_last(run, "start_ns"), self._seen_ns.get(arm, 0))
 
     def _send_findings(self, report: StudyReport) -> None:
         """Send an event for each finding that is new or has gone since the last look."""

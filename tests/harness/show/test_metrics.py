@@ -124,7 +124,7 @@ def test_prometheus_gets_each_figure_of_the_report_once() -> None:
     assert found.keys() - {"target_info"} == NAMES
 
 
-def test_a_receiver_gets_metrics_findings_once_and_two_new_steps_of_each_look() -> None:
+def test_a_receiver_gets_metrics_findings_once_and_two_new_steps_of_each_block() -> None:
     slow, fast = look(tokenize=20.0), look(tokenize=0.0)
     with receiver() as (address, got):
         with exporter(address + "/") as opened:
